@@ -1,0 +1,42 @@
+# The commands of this repository; `make help` lists them. All work in .venv, which the first one makes.
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+# For example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the build without CUDA.
+PIP_FLAGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format detection clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: .venv/.installed  ## check a healthy and a faulty port of a trained model on two processes
+	$(BIN)/validator demo
+
+test: lint  ## lint, types and the tests
+	$(BIN)/pytest
+
+lint: .venv/.installed  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.installed  ## format and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+detection: .venv/.installed  ## every fault on every model; hours, can be interrupted and resumed
+	$(BIN)/python benchmarks/detection.py
+
+clean:  ## remove build products and caches, not .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp is newer than what decides which packages are installed; else the environment is brought up to date.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "validator needs Python 3.11 or newer, $(PYTHON) is older; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[hf,dev]"
+	@touch $@

@@ -1,0 +1,262 @@
+"""The trace of a small model on one rank and on several: healthy, with faults, and of other models."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.align.build import BATCH, HIDDEN, TOKENS, VOCABULARY, WIDTH, Recorder, run_model, tensor_ref
+from validator.align.builder import build_trace
+from validator.align.trace import View
+from validator.capturing.records import RankCapture
+from validator.errors import CaptureError, LayoutError, MismatchError
+
+MODULES = ["", "embed", "norm", "mlp", "mlp.up", "mlp.down", "lm_head"]
+ALL = View(ranks=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def reference() -> RankCapture:
+    return run_model()[0]
+
+
+def with_parameter(capture: RankCapture, name: str, value: torch.Tensor) -> RankCapture:
+    parameter = replace(capture.parameters[name], ref=tensor_ref(value))
+    return replace(capture, parameters=capture.parameters | {name: parameter})
+
+
+def test_a_healthy_run_has_one_view_and_every_call(reference: RankCapture) -> None:
+    trace = build_trace(cand=run_model(world=2), ref=reference)
+    assert [module for module, _ in trace.calls] == MODULES
+    assert trace.views == (ALL,)
+    assert trace.world_size == 2
+    assert trace.problems == ()
+    assert trace.unmatched_reference == trace.unmatched_candidate == ()
+    assert trace.unmatched_parameters == ((), ())
+    assert trace.calls["mlp.up", 0].parent == ("mlp", 0)
+    assert trace.calls["", 0].values == {"use_cache": False}
+    orders = [call.order for call in trace.calls.values()]
+    assert orders == sorted(set(orders))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_edge_and_parameter_is_the_references(reference: RankCapture, world: int) -> None:
+    trace = build_trace(cand=run_model(world=world), ref=reference)
+    view = trace.views[0]
+    for call in reference.calls:
+        ours = trace.calls[call.module, call.n]
+        for edges, stored in ((ours.inputs, call.inputs), (ours.outputs, call.outputs)):
+            for path, edge in edges.items():
+                assert torch.allclose(edge.read(view).data, stored[path].read(), rtol=1e-12)
+        assert set(ours.outputs) == set(call.outputs)
+    for name, parameter in reference.parameters.items():
+        assert torch.equal(trace.parameters[name].read(view).data, parameter.ref.read())
+
+
+def test_edges_say_where_parts_came_from_and_what_dims_mean(reference: RankCapture) -> None:
+    trace = build_trace(cand=run_model(world=2), ref=reference)
+    hidden = trace.calls["mlp.up", 0].outputs[""].read(ALL)
+    half = HIDDEN // 2
+    assert [(part.rank, part.box[2]) for part in hidden.parts] == [(0, (0, half)), (1, (half, HIDDEN))]
+    assert hidden.dims == ("batch", "token", "channel")
+    assert trace.calls["", 0].inputs["input_ids"].read(ALL).dims == ("batch", "token")
+    assert trace.parameters["embed.weight"].read(ALL).dims == ("channel", "")
+
+
+def test_a_row_parallel_module_has_partials_with_their_slices(reference: RankCapture) -> None:
+    trace = build_trace(cand=run_model(world=2), ref=reference)
+    (partial,) = trace.calls["mlp.down", 0].partials
+    batch_and_tokens = ((0, BATCH), (0, TOKENS))
+    half = HIDDEN // 2
+    assert partial.op == "all_reduce"
+    assert partial.order == 0
+    assert partial.input_boxes == {0: (*batch_and_tokens, (0, half)), 1: (*batch_and_tokens, (half, HIDDEN))}
+    total = torch.stack(list(partial.tensors.values())).sum(0)
+    assert torch.equal(total, trace.calls["mlp.down", 0].outputs[""].read(ALL).data)
+    assert trace.calls["mlp", 0].partials == ()
+
+
+def test_a_replicated_input_has_no_slice() -> None:
+    def run(rank: int) -> RankCapture:
+        recorder = Recorder(rank)
+        with recorder.call("embed", {"input": torch.zeros(2, 3, dtype=torch.int64)}) as out:
+            recorder.reduce(torch.full((2, 3, 4), float(rank)), torch.ones(2, 3, 4), (0, 1))
+            out[""] = torch.ones(2, 3, 4)
+        return recorder.capture()
+
+    (partial,) = build_trace(cand=[run(0), run(1)], ref=run(0)).calls["embed", 0].partials
+    assert partial.input_boxes == {0: None, 1: None}
+    assert torch.equal(partial.tensors[1], torch.ones(2, 3, 4))
+
+
+def test_two_groups_of_ranks_have_a_sum_each() -> None:
+    def run(rank: int) -> RankCapture:
+        recorder = Recorder(rank)
+        with recorder.call("", {"x": torch.ones(2, 3)}):
+            recorder.reduce(torch.ones(1), torch.ones(1), (0, 1) if rank < 2 else (2, 3))
+        return recorder.capture()
+
+    partials = build_trace(cand=[run(rank) for rank in range(4)], ref=run(0)).calls["", 0].partials
+    assert [(partial.order, tuple(partial.tensors)) for partial in partials] == [(0, (0, 1)), (0, (2, 3))]
+
+
+def test_ranks_with_other_numbers_of_sums_are_a_problem(reference: RankCapture) -> None:
+    first, second = run_model(world=2)
+    trace = build_trace(cand=[first, replace(second, collectives=())], ref=reference)
+    assert trace.calls["mlp.down", 0].partials == ()
+    assert trace.problems == (("mlp.down", "sums over ranks inside the call: 1 on rank 0, 0 on rank 1"),)
+
+
+def test_replicas_that_disagree_make_two_views(reference: RankCapture) -> None:
+    trace = build_trace(cand=run_model(world=2, norm_factor={1: 1.5}), ref=reference)
+    assert trace.views == (View(ranks=(0,)), View(ranks=(1,)))
+    norm = trace.calls["norm", 0].outputs[""]
+    assert norm.disagreeing == (1,)
+    assert trace.calls["norm", 0].inputs["input"].disagreeing == ()
+    healthy, faulty = (norm.read(view) for view in trace.views)
+    assert torch.equal(faulty.data, healthy.data * 1.5)
+    assert [part.rank for part in faulty.parts] == [1]
+    # Each view judges the columns that its own rank made of its own norm.
+    up = trace.calls["mlp.up", 0].outputs[""].read(trace.views[1])
+    assert [part.box[2] for part in up.parts] == [(HIDDEN // 2, HIDDEN)]
+
+
+def test_a_wrapped_candidate_is_matched(reference: RankCapture) -> None:
+    trace = build_trace(cand=run_model(world=2, prefix="module"), ref=reference)
+    assert [module for module, _ in trace.calls] == MODULES
+    assert trace.calls["mlp.up", 0].candidate_module == "module.mlp.up"
+    assert trace.candidate_parameters["embed.weight"] == "module.embed.weight"
+
+
+def test_names_rename_modules_and_parameters(reference: RankCapture) -> None:
+    trace = build_trace(cand=run_model(prefix="net"), ref=reference, names={"net": ""})
+    assert [module for module, _ in trace.calls] == MODULES
+    assert list(trace.parameters) == list(reference.parameters)
+
+
+def test_names_that_match_nothing_are_an_error(reference: RankCapture) -> None:
+    with pytest.raises(MismatchError, match=r"'nte' \(for 'model'\) matches no module or parameter"):
+        build_trace(cand=run_model(), ref=reference, names={"nte": "model"})
+
+
+def test_models_that_share_no_name_are_an_error(reference: RankCapture) -> None:
+    with pytest.raises(MismatchError, match="share no module name"):
+        build_trace(cand=run_model(prefix="net"), ref=reference)
+
+
+def test_modules_of_one_side_alone_are_listed(reference: RankCapture) -> None:
+    (capture,) = run_model()
+    calls = tuple(replace(c, module="other") if c.module == "norm" else c for c in capture.calls)
+    trace = build_trace(cand=[replace(capture, calls=calls)], ref=reference)
+    assert trace.unmatched_reference == ("norm",)
+    assert trace.unmatched_candidate == ("other",)
+    assert ("norm", 0) not in trace.calls
+
+
+def test_parameters_of_one_side_alone_are_listed(reference: RankCapture) -> None:
+    (capture,) = run_model()
+    parameters = dict(capture.parameters)
+    parameters["extra.bias"] = parameters.pop("mlp.up.weight")
+    trace = build_trace(cand=[replace(capture, parameters=parameters)], ref=reference)
+    assert trace.unmatched_parameters == (("mlp.up.weight",), ("extra.bias",))
+
+
+def test_a_split_that_does_not_add_up_is_a_problem_with_all_shapes(reference: RankCapture) -> None:
+    captures = [
+        replace(
+            capture,
+            calls=tuple(
+                replace(call, inputs={"input": tensor_ref(torch.zeros(BATCH, TOKENS, 5))})
+                if call.module == "mlp.down"
+                else call
+                for call in capture.calls
+            ),
+        )
+        for capture in run_model(world=2)
+    ]
+    trace = build_trace(cand=captures, ref=reference)
+    assert trace.problems == (
+        (
+            "mlp.down",
+            "input input: rank 0 [2, 6, 5], rank 1 [2, 6, 5] against the reference's [2, 6, 12]; "
+            "say how it is split in layout = {...}",
+        ),
+    )
+    assert trace.calls["mlp.down", 0].inputs == {}
+
+
+def test_calls_that_do_not_line_up_are_a_problem(reference: RankCapture) -> None:
+    (capture,) = run_model()
+    up = next(call for call in capture.calls if call.module == "mlp.up")
+    again = replace(up, id=len(capture.calls), n=1, start=up.start + 1000)
+    trace = build_trace(cand=[replace(capture, calls=(*capture.calls, again))], ref=reference)
+    assert ("mlp.up", 0) not in trace.calls
+    ((module, why),) = trace.problems
+    assert module == "mlp.up"
+    assert "candidate 2 on rank 0, reference 1" in why
+
+
+def test_a_declared_partial_output_is_added_up(reference: RankCapture) -> None:
+    captures = run_model(world=2)
+    trace = build_trace(cand=captures, ref=reference, layout={"mlp.down": "partial"})
+    single = build_trace(cand=captures, ref=reference)
+    doubled = trace.calls["mlp.down", 0].outputs[""].read(ALL).data
+    assert torch.equal(doubled, 2 * single.calls["mlp.down", 0].outputs[""].read(ALL).data)
+
+
+def test_a_layout_that_can_not_be_read_is_an_error(reference: RankCapture) -> None:
+    with pytest.raises(LayoutError, match="'halves' is no placement"):
+        build_trace(cand=run_model(), ref=reference, layout={"mlp.down": "halves"})
+
+
+def test_other_inputs_are_an_error_with_both_shapes(reference: RankCapture) -> None:
+    with pytest.raises(MismatchError, match=r"different inputs: input_ids is rank 0 \[2, 4\].*\[2, 6\]"):
+        build_trace(cand=run_model(tokens=4), ref=reference)
+
+
+def test_other_vocabularies_are_an_error_with_both_sizes(reference: RankCapture) -> None:
+    message = r"different vocabularies: embed.weight has 30 rows in the candidate and 20 in the reference"
+    with pytest.raises(MismatchError, match=message):
+        build_trace(cand=run_model(vocabulary=30), ref=reference)
+    with pytest.raises(MismatchError, match="has 30 rows on rank 0, 30 rows on rank 1 in the candidate"):
+        build_trace(cand=run_model(vocabulary=30, world=2), ref=reference)
+
+
+def test_logits_of_another_vocabulary_are_an_error(reference: RankCapture) -> None:
+    (other,) = run_model(vocabulary=VOCABULARY + 4)
+    other = replace(other, parameters=reference.parameters)
+    with pytest.raises(
+        MismatchError, match=r"logits are rank 0 \[2, 6, 24\] against the reference's \[2, 6, 20\]"
+    ):
+        build_trace(cand=[other], ref=reference)
+
+
+def test_one_parameter_of_another_shape_is_a_problem(reference: RankCapture) -> None:
+    (capture,) = run_model()
+    trace = build_trace(cand=[with_parameter(capture, "mlp.up.weight", torch.zeros(3, WIDTH))], ref=reference)
+    assert trace.problems == (("mlp.up", "mlp.up.weight: rank 0 [3, 8] against the reference's [12, 8]"),)
+    assert "mlp.up.weight" not in trace.parameters
+
+
+def test_a_capture_of_another_model_is_an_error(reference: RankCapture) -> None:
+    (capture,) = run_model()
+    for name, parameter in capture.parameters.items():
+        capture = with_parameter(capture, name, torch.zeros(parameter.ref.meta.shape[0], 3))
+    with pytest.raises(
+        MismatchError, match=r"another model: 4 of its 4 parameters .* the first is embed\.weight"
+    ):
+        build_trace(cand=[capture], ref=reference)
+
+
+def test_a_parameter_without_values_is_there_and_raises_when_read(reference: RankCapture) -> None:
+    def refuse() -> torch.Tensor:
+        raise CaptureError("only row hashes are stored")
+
+    (capture,) = run_model()
+    parameter = capture.parameters["embed.weight"]
+    hashed = replace(parameter, ref=replace(parameter.ref, read=refuse), row_hashes=("00",) * VOCABULARY)
+    capture = replace(capture, parameters=capture.parameters | {"embed.weight": hashed})
+    edge = build_trace(cand=[capture], ref=reference).parameters["embed.weight"]
+    assert edge.shape == (VOCABULARY, WIDTH)
+    with pytest.raises(CaptureError, match="row hashes"):
+        edge.read(View(ranks=(0,)))

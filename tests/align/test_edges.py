@@ -1,0 +1,93 @@
+"""Edges: which tensors are one edge, and what a view reads."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.align.build import tensor_ref
+from validator.align.edges import JoinedEdge, find_views, join, join_side
+from validator.align.trace import View
+from validator.capturing.records import Placement
+from validator.errors import LayoutError
+from validator.sharding.plan import Part
+
+
+def no_dims(shape: Sequence[int], path: str) -> tuple[str, ...]:
+    return ("",) * len(shape)
+
+
+def test_shards_are_joined_from_all_ranks_and_judged_on_those_of_the_view() -> None:
+    whole = torch.arange(8.0).reshape(2, 4)
+    refs = {rank: tensor_ref(part) for rank, part in enumerate(whole.chunk(2, 1))}
+    logical = join(refs, path="", shape=(2, 4), dims_of=no_dims).edge.read(View(ranks=(1,)))
+    assert torch.equal(logical.data, whole)
+    assert logical.parts == (Part(rank=1, box=((0, 2), (2, 4))),)
+
+
+def test_a_view_reads_its_own_copy() -> None:
+    refs = {rank: tensor_ref(torch.full((2,), float(rank))) for rank in range(3)}
+    edge = join(refs, path="", shape=(2,), dims_of=no_dims).edge
+    assert edge.disagreeing == (1, 2)
+    for rank in range(3):
+        logical = edge.read(View(ranks=(rank,)))
+        assert logical.data.tolist() == [rank, rank]
+        assert [part.rank for part in logical.parts] == [rank]
+
+
+def test_a_declared_partial_is_added_up() -> None:
+    refs = {rank: tensor_ref(torch.tensor([1.0, 2.0])) for rank in range(2)}
+    partial = Placement(kind="partial", reduce="sum")
+    edge = join(refs, path="", shape=(2,), dims_of=no_dims, declared=partial).edge
+    assert edge.read(View(ranks=(0, 1))).data.tolist() == [2.0, 4.0]
+
+
+def test_ranks_with_different_dtypes_are_an_error() -> None:
+    refs = {0: tensor_ref(torch.zeros(2)), 1: tensor_ref(torch.zeros(2).bfloat16())}
+    with pytest.raises(LayoutError, match="rank 0 is float32, rank 1 is bfloat16"):
+        join(refs, path="", shape=(2,), dims_of=no_dims)
+
+
+def test_paths_that_are_no_tensor_on_one_side_are_left_out() -> None:
+    tensor = tensor_ref(torch.zeros(2))
+    mask = tensor_ref(torch.zeros(2, dtype=torch.bool))
+    edges, problems = join_side(
+        cand={0: {"x": tensor, "mask": None, "additive": mask, "own": tensor}},
+        ref={"x": tensor, "mask": mask, "additive": tensor, "theirs": tensor},
+        dims_of=no_dims,
+    )
+    assert list(edges) == ["x"]
+    assert problems == {}
+
+
+def test_the_only_tensors_of_both_sides_are_one_edge() -> None:
+    tensor = tensor_ref(torch.zeros(2))
+    edges, _ = join_side(cand={0: {"": tensor}}, ref={"0": tensor, "1": None}, dims_of=no_dims)
+    assert list(edges) == ["0"]
+    assert edges["0"].edge.path == "0"
+
+
+def test_what_does_not_fit_is_a_problem_of_its_path() -> None:
+    edges, problems = join_side(
+        cand={0: {"x": tensor_ref(torch.zeros(3))}}, ref={"x": tensor_ref(torch.zeros(4))}, dims_of=no_dims
+    )
+    assert edges == {}
+    assert problems == {"x": "rank 0 [3] against the reference's [4]"}
+
+
+def test_ranks_that_agree_share_a_view() -> None:
+    same = join({r: tensor_ref(torch.zeros(2)) for r in range(4)}, path="", shape=(2,), dims_of=no_dims)
+    values = (0.0, 1.0, 0.0, 1.0)
+    other = join(
+        {r: tensor_ref(torch.tensor([v])) for r, v in enumerate(values)}, path="", shape=(1,), dims_of=no_dims
+    )
+    assert find_views(range(4), [same]) == (View(ranks=(0, 1, 2, 3)),)
+    assert find_views(range(4), [same, other]) == (View(ranks=(0, 2)), View(ranks=(1, 3)))
+
+
+def test_every_edge_counts_for_views() -> None:
+    def edge(*values: float) -> JoinedEdge:
+        refs = {r: tensor_ref(torch.tensor([v])) for r, v in enumerate(values)}
+        return join(refs, path="", shape=(1,), dims_of=no_dims)
+
+    assert len(find_views(range(3), [edge(0, 1, 1), edge(0, 0, 1)])) == 3

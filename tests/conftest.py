@@ -1,0 +1,8 @@
+"""What every test needs before its first import of torch."""
+
+import os
+
+# The tests' tensors are small: threads cost more than they save, above all where several ranks run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nothing here may depend on a network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

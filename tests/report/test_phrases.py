@@ -1,0 +1,52 @@
+import math
+
+import pytest
+
+from validator.report import phrases
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (4.0, "4.0"),
+        (0.9, "0.90"),
+        (0.996, "1.0"),
+        (31.44, "31.4"),
+        (99.96, "100"),
+        (2048.0, "2048"),
+        (0.0123, "1.2e-2"),
+        (-5.1e-4, "-5.1e-4"),
+        (3.21e7, "3.2e7"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+        ("-inf", "-inf"),
+    ],
+)
+def test_a_number_has_two_or_three_digits(value: float | str, text: str) -> None:
+    assert phrases.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [
+        (30, 2048, "1.5%"),
+        (1, 10**6, "1.0e-4%"),
+        (0, 10, "0.0%"),
+        (10, 10, "100.0%"),
+        (9999, 10000, "99.99%"),
+        (10**9 - 1, 10**9, "over 99.99%"),
+    ],
+)
+def test_a_share_that_is_not_all_or_nothing_never_looks_like_it(part: int, whole: int, text: str) -> None:
+    assert phrases.percent(part, whole) == text
+
+
+def test_places_are_ranges_and_long_lists_are_cut() -> None:
+    where = {"tokens": [3, 4, 5, 9], "channels": list(range(0, 20, 2)), "heads": None, "experts": [7]}
+    assert phrases.places(where) == "tokens 3-5, 9; channels 0, 2, 4, 6 and 6 more; expert 7"
+
+
+def test_a_shape_names_the_dims_whose_meaning_is_known() -> None:
+    shown = phrases.shape((2, 16, 4), ("batch", "token", ""))
+    assert shown.replace(phrases.NO_BREAK_SPACE, " ") == "[B=2, S=16, 4]"

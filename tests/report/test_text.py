@@ -1,0 +1,229 @@
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from validator.checks.findings import Arm, Check, Evidence, Outcome, Signature, Unchecked, Verdict
+from validator.report.text import render, to_text
+
+ALIGNED_80 = """\
+aligned: 8 edges of 4 layers explained by rounding (recipe fused), bfloat16, 2
+  ranks against the float64 oracle
+
+  checked       parameter 4, function 4, wiring 4
+  unobservable  2: model.norm (eps can't show on these inputs); (the model
+                itself) (one row)
+  KL            ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4,
+                max 3.0e-3 (rounding alone gives 6.0e-4)
+  top-1         same token at 99.8% of 512 positions; 1 of 1 flip explained by
+                the margin"""
+
+DIVERGENT_80 = """\
+divergent: first at model.layers.2.mlp.down_proj, rank 1
+
+model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before
+  it are aligned)
+  what        30 elements are outside the band, all in channel 40.
+  reference   tiny-dense/  float64 oracle, weights rounded to bfloat16
+              [B=2, S=16, D=64]
+  candidate   tp2/  bfloat16, 2 ranks (tp=2), seen on rank 1
+  outside     30 of 2048 elements (1.5%), all in tokens 0-3, 9; channel 40
+  worst       [1, 9, 40]: oracle 0.81640625, candidate 0.83203125, 4.0 ulp; the
+              band allows 0.90
+  looks like  factor 1.02 (residual 0.40 ulp after it)
+  next        validator check port.py --nproc 2 --include \\
+              'model.layers.2.mlp.down_proj*' --keep run
+
+1 further finding
+  model.layers.3.self_attn, into o_proj  wiring    gain -5.1e-4
+
+  checked     parameter 4, function 4, wiring 4
+  KL          ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4, max
+              3.0e-3 (rounding alone gives 6.0e-4)
+  top-1       same token at 99.8% of 512 positions; 1 of 1 flip explained by the
+              margin"""
+
+DIVERGENT_120 = """\
+divergent: first at model.layers.2.mlp.down_proj, rank 1
+
+model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before it are aligned)
+  what        30 elements are outside the band, all in channel 40.
+  reference   tiny-dense/  float64 oracle, weights rounded to bfloat16  [B=2, S=16, D=64]
+  candidate   tp2/  bfloat16, 2 ranks (tp=2), seen on rank 1
+  outside     30 of 2048 elements (1.5%), all in tokens 0-3, 9; channel 40
+  worst       [1, 9, 40]: oracle 0.81640625, candidate 0.83203125, 4.0 ulp; the band allows 0.90
+  looks like  factor 1.02 (residual 0.40 ulp after it)
+  next        validator check port.py --nproc 2 --include 'model.layers.2.mlp.down_proj*' --keep run
+
+1 further finding
+  model.layers.3.self_attn, into o_proj  wiring    gain -5.1e-4
+
+  checked     parameter 4, function 4, wiring 4
+  KL          ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4, max 3.0e-3 (rounding alone gives 6.0e-4)
+  top-1       same token at 99.8% of 512 positions; 1 of 1 flip explained by the margin"""  # noqa: E501
+
+
+def test_an_aligned_run_reads_so_at_80_columns(aligned: Outcome) -> None:
+    assert to_text(aligned) == ALIGNED_80
+
+
+@pytest.mark.parametrize(("width", "text"), [(80, DIVERGENT_80), (120, DIVERGENT_120)], ids=["80", "120"])
+def test_a_divergent_run_reads_so(divergent: Outcome, width: int, text: str) -> None:
+    assert to_text(divergent, width) == text
+
+
+def test_an_inconclusive_run_says_why_and_names_what_was_not_checked(inconclusive: Outcome) -> None:
+    text = to_text(inconclusive, 160)
+    assert text.startswith("inconclusive: nothing differs beyond rounding, but too little was checked")
+    assert "\n  why         model.layers.0.attn has parameters and was judged by no check\n" in text
+    assert "unchecked   5: model.layers.0.attn (it never fired);" in text
+    assert "and 2 more" in text
+    assert "aligned:" not in text
+
+
+def test_an_undeclared_precision_names_the_recipe_that_would_explain_it(undeclared: Outcome) -> None:
+    text = to_text(undeclared, 120)
+    assert text.startswith(
+        "undeclared precision: first at model.layers.2.mlp.down_proj, rank 1; recipe eager would explain it\n"
+    )
+    assert "first undeclared precision (function check;" in text
+
+
+def test_the_block_is_about_the_first_divergence_even_after_an_undeclared_precision(
+    divergent: Outcome, undeclared: Outcome
+) -> None:
+    earlier = replace(
+        undeclared.findings[0], module="model.layers.0.mlp", candidate_module="model.layers.0.mlp"
+    )
+    text = to_text(replace(divergent, findings=(earlier, *divergent.findings)), 120)
+    assert text.startswith("divergent: first at model.layers.2.mlp.down_proj, rank 1\n")
+    assert "2 further findings\n  model.layers.0.mlp " in text
+    assert "needs recipe eager" in text
+
+
+def test_further_findings_beyond_eight_are_counted(divergent: Outcome) -> None:
+    many = replace(divergent, findings=divergent.findings[:1] + divergent.findings[1:] * 11)
+    text = to_text(many)
+    assert text.count("into o_proj") == 8
+    assert "11 further findings" in text
+    assert "  ... and 3 more" in text
+
+
+def test_names_are_not_read_as_markup_and_cannot_command_the_terminal(divergent: Outcome) -> None:
+    hostile = replace(
+        divergent.findings[0],
+        module="[red]x[/red]\x1b[2J\n",
+        candidate_module="[/]",
+        summary="[bold]wrong[/bold]",
+    )
+    outcome = replace(
+        divergent,
+        findings=(hostile,),
+        notes=("[link=file:///]a[/link]",),
+        unobservable=(Unchecked(module="[blink]", why="[/red]"),),
+    )
+    text = to_text(outcome)
+    assert "divergent: first at [red]x[/red]\\x1b[2J\\n, rank 1" in text
+    assert "[bold]wrong[/bold]" in text
+    assert "named [/]" in text
+    assert "[link=file:///]a[/link]" in text
+    assert "[blink] ([/red])" in text
+    assert "\x1b" not in text
+
+
+def test_no_line_is_wider_than_the_console_nor_ends_in_a_space(divergent: Outcome) -> None:
+    long = "model." + ".".join(f"a_rather_long_module_name_{i}" for i in range(8))
+    outcome = replace(divergent, findings=(replace(divergent.findings[0], module=long), *divergent.findings))
+    for width in (60, 80, 100):
+        lines = to_text(outcome, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "no-terminal"])
+def test_colours_appear_on_terminals_only(divergent: Outcome, terminal: bool) -> None:
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        force_terminal=terminal,
+        width=80,
+        color_system="standard" if terminal else "auto",
+        _environ={},
+    )
+    console.print(render(divergent))
+    assert ("\x1b[" in stream.getvalue()) is terminal
+
+
+def test_no_color_leaves_no_colour_on_a_terminal(divergent: Outcome) -> None:
+    stream = io.StringIO()
+    Console(file=stream, force_terminal=True, width=80, _environ={"NO_COLOR": "1", "TERM": "xterm"}).print(
+        render(divergent)
+    )
+    assert "\x1b[1;31m" not in stream.getvalue()
+    assert "31m" not in stream.getvalue()
+
+
+def test_a_systematic_factor_is_told_by_its_gain(divergent: Outcome) -> None:
+    text = to_text(replace(divergent, findings=divergent.findings[1:]))
+    assert text.startswith("divergent: first at model.layers.3.self_attn, into o_proj\n")
+    assert "gain        -5.1e-4, 31.4 standard errors from 0: too systematic for rounding" in text
+    assert "outside" not in text
+
+
+def test_a_wrong_weight_is_named_by_its_parameter(divergent: Outcome) -> None:
+    wrong = replace(
+        divergent.findings[0],
+        module="lm_head",
+        candidate_module="lm_head",
+        check=Check.PARAMETER,
+        path="lm_head.weight",
+        arm=Arm.EXACT,
+        evidence=Evidence(worst_index=(3, 0), reference=1.0, candidate=1.02, outside=64, elements=4096),
+        signature=None,
+    )
+    text = to_text(replace(divergent, findings=(wrong,)))
+    assert text.startswith("divergent: first at lm_head.weight, rank 1\n")
+    assert "reference   tiny-dense/  rounded once to bfloat16" in text
+    assert "differ      64 of 4096 elements (1.6%)" in text
+    assert "worst       [3, 0]: reference 1, candidate 1.02\n" in text
+
+
+def test_the_model_itself_has_a_name(divergent: Outcome) -> None:
+    wrong = replace(divergent.findings[0], module="", candidate_module="", into="lm_head", rank=None)
+    text = to_text(replace(divergent, findings=(wrong,)))
+    assert text.startswith("divergent: first at (the model itself), into lm_head\n")
+    assert "next        validator check port.py --nproc 2 --keep run" in text
+
+
+def test_a_run_that_can_not_be_repeated_suggests_no_command(divergent: Outcome) -> None:
+    assert "next" not in to_text(replace(divergent, run={}))
+
+
+def test_other_modules_of_the_next_command_are_quoted_for_the_shell(divergent: Outcome) -> None:
+    hostile = replace(divergent.findings[0], module="a; rm -rf 'x")
+    assert """--include 'a; rm -rf '"'"'x*' --keep run""" in to_text(
+        replace(divergent, findings=(hostile,)), 200
+    )
+
+
+def test_a_signature_shows_all_its_parameters(divergent: Outcome) -> None:
+    found = Signature(
+        kind="rows_dealt_wrongly", parameters={"order": [1, 0], "layout": "q k v", "ranks": [1]}
+    )
+    text = to_text(replace(divergent, findings=(replace(divergent.findings[0], signature=found),)))
+    assert "looks like  rows dealt wrongly, order 1, 0, layout q k v, rank 1\n" in text
+
+
+def test_a_run_without_any_edge_says_that_nothing_was_checked() -> None:
+    outcome = Outcome(
+        verdict=Verdict.INCONCLUSIVE, findings=(), judgements=(), why_inconclusive=("nothing was compared",)
+    )
+    assert "checked     nothing" in to_text(outcome)
+
+
+def test_figures_that_are_not_finite_are_shown(aligned: Outcome) -> None:
+    figures = {"kl": {"mean": "inf", "max": float("inf")}, "top1_agreement": 0.0}
+    text = to_text(replace(aligned, distribution=figures), 120)
+    assert "KL            ref to cand mean inf, max inf\n" in text
+    assert "same token at 0.0%" in text

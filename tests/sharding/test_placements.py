@@ -1,0 +1,120 @@
+"""Finding how a tensor lies on the ranks: recorded, declared, inferred, or an error with every shape."""
+
+from typing import Any
+
+import pytest
+
+from validator.capturing.records import Mesh, Placement, TensorMeta
+from validator.errors import LayoutError
+from validator.sharding.placements import disagreeing, place
+
+TP2 = Mesh(axes=("tp",), shape=(2,), ranks=(0, 1))
+
+
+def metas(*shapes: tuple[int, ...], **meta: Any) -> dict[int, TensorMeta]:
+    return {
+        rank: TensorMeta(dtype="float32", shape=shape, checksum="same", **meta)
+        for rank, shape in enumerate(shapes)
+    }
+
+
+def test_a_tensor_that_is_whole_on_every_rank_is_a_copy() -> None:
+    assert place(metas((2, 4), (2, 4)), shape=(2, 4)).copies == ((0, 1),)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (4, 0), (1, 2, 1)], ids=str)
+def test_shapes_that_add_up_are_shards_in_rank_order(sizes: tuple[int, ...]) -> None:
+    plan = place(metas(*((5, size) for size in sizes)), shape=(5, 4))
+    assert [h.shape for h in plan.holdings] == [(5, size) for size in sizes]
+    starts = [part.box[1][0] for part in plan.parts(range(len(sizes)))]
+    assert starts == sorted(starts)
+
+
+def test_shapes_that_do_not_add_up_are_stated() -> None:
+    with pytest.raises(LayoutError) as caught:
+        place(metas((2, 6, 40), (2, 6, 40)), shape=(2, 6, 96))
+    assert str(caught.value) == (
+        "rank 0 [2, 6, 40], rank 1 [2, 6, 40] against the reference's [2, 6, 96]; "
+        "say how it is split in layout = {...}"
+    )
+
+
+def test_one_rank_has_no_layout_to_declare() -> None:
+    with pytest.raises(LayoutError, match=r"^rank 0 \[3\] against the reference's \[4\]$"):
+        place(metas((3,)), shape=(4,))
+
+
+def test_shapes_that_differ_in_two_dims_are_no_shards() -> None:
+    with pytest.raises(
+        LayoutError, match=r"rank 0 \[2, 3\], rank 1 \[2, 3\] against the reference's \[4, 6\]"
+    ):
+        place(metas((2, 3), (2, 3)), shape=(4, 6))
+
+
+def test_shapes_of_other_ranks_are_no_shards() -> None:
+    with pytest.raises(LayoutError, match=r"rank 0 \[4\], rank 1 \[4\] against the reference's \[2, 4\]"):
+        place(metas((4,), (4,)), shape=(2, 4))
+
+
+def test_dtensor_placements_come_before_shapes() -> None:
+    recorded = metas(
+        (2, 4),
+        (2, 4),
+        placements=(Placement(kind="partial", reduce="sum"),),
+        mesh=TP2,
+        global_shape=(2, 4),
+    )
+    assert place(recorded, shape=(2, 4)).reduce == "sum"
+
+
+def test_dtensor_placements_that_contradict_the_shapes_are_not_believed() -> None:
+    # torch.chunk would give 3 and 2; from_local was given 1 and 4.
+    recorded = metas((1,), (4,), placements=(Placement(kind="shard", dim=0),), mesh=TP2, global_shape=(5,))
+    assert [h.shape for h in place(recorded, shape=(5,)).holdings] == [(1,), (4,)]
+
+
+def test_a_dtensor_of_another_size_is_an_error() -> None:
+    recorded = metas((2,), (2,), placements=(Placement(kind="shard", dim=0),), mesh=TP2, global_shape=(4,))
+    with pytest.raises(LayoutError, match=r"\[4\] against the reference's \[8\]"):
+        place(recorded, shape=(8,))
+
+
+def test_groups_with_a_mesh_each_hold_copies() -> None:
+    shard = (Placement(kind="shard", dim=0),)
+    meshes = [TP2, TP2, *[Mesh(axes=("tp",), shape=(2,), ranks=(2, 3))] * 2]
+    recorded = {
+        rank: metas((2,), placements=shard, mesh=mesh, global_shape=(4,))[0]
+        for rank, mesh in enumerate(meshes)
+    }
+    assert place(recorded, shape=(4,)).copies == ((0, 2), (1, 3))
+
+
+def test_a_declared_partial_is_a_sum() -> None:
+    plan = place(metas((4,), (4,)), shape=(4,), declared=Placement(kind="partial", reduce="sum"))
+    assert plan.reduce == "sum"
+
+
+def test_a_declared_shard_leaves_whole_tensors_alone() -> None:
+    assert place(metas((4,), (4,)), shape=(4,), declared=Placement(kind="shard", dim=0)).copies == ((0, 1),)
+
+
+def test_a_declared_shard_must_fit() -> None:
+    with pytest.raises(LayoutError, match=r"which the declared shard\(1\) does not explain"):
+        place(metas((2, 4), (2, 4)), shape=(4, 4), declared=Placement(kind="shard", dim=1))
+
+
+def test_a_declared_shard_that_fits_is_taken() -> None:
+    plan = place(metas((2, 4), (2, 4)), shape=(4, 4), declared=Placement(kind="shard", dim=-2))
+    assert plan.shard_of(1) == ((2, 4), (0, 4))
+
+
+def test_copies_with_other_bits_disagree_with_the_lowest_rank() -> None:
+    copies = metas((2,), (2,), (2,))
+    copies[1] = TensorMeta(dtype="float32", shape=(2,), checksum="other")
+    assert disagreeing(place(copies, shape=(2,)), copies) == (1,)
+
+
+def test_shards_never_disagree() -> None:
+    shards = metas((2,), (2,))
+    shards[1] = TensorMeta(dtype="float32", shape=(2,), checksum="other")
+    assert disagreeing(place(shards, shape=(4,)), shards) == ()

@@ -1,0 +1,41 @@
+"""Say whether a port computes what its reference computes, and which operator is the first that does not.
+
+Names are resolved when they are first used: `import validator` loads neither torch nor numpy, so that the
+command line answers at once and a pytest run that does not use the plugin pays nothing for it.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from validator.api import capture, check, open_capture
+    from validator.errors import ValidatorError
+    from validator.numerics.recipes import Recipe
+
+    __version__: str
+
+__all__ = ["Recipe", "ValidatorError", "__version__", "capture", "check", "open_capture"]
+
+_HOMES = {
+    "Recipe": "validator.numerics.recipes",
+    "ValidatorError": "validator.errors",
+    "capture": "validator.api",
+    "check": "validator.api",
+    "open_capture": "validator.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = version("accuracy-validator")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'validator' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,6 @@
+"""`python -m validator` is the command `validator`."""
+
+from validator.cli import main
+
+if __name__ == "__main__":
+    main()

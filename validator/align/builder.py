@@ -1,0 +1,168 @@
+"""Build the trace: the candidate's run, on however many ranks, in the reference's names."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from validator.align.calls import MatchedCall, match_calls
+from validator.align.dims import RootSizes, dims_of, root_sizes
+from validator.align.edges import DimsOf, JoinedEdge, find_views, join_side
+from validator.align.names import map_modules
+from validator.align.parameters import join_parameters
+from validator.align.partials import SumsByCall, find_partials, sums_by_call
+from validator.align.trace import Trace, TraceCall
+from validator.capturing.records import RankCapture, TensorRef
+from validator.errors import LayoutError, MismatchError
+from validator.sharding.layout import Layout, resolve_layouts
+
+__all__ = ["build_trace"]
+
+
+def build_trace(
+    *,
+    cand: Sequence[RankCapture],
+    ref: RankCapture,
+    names: Mapping[str, str] | None = None,
+    layout: Mapping[str, str] | None = None,
+) -> Trace:
+    """Put a candidate's capture into the reference's names and shapes.
+
+    Args:
+        cand: every rank's capture.
+        ref: a capture of the reference on the same inputs, on one rank. Only its structure is used:
+            which modules ran inside which, how often, and the shapes at their edges.
+        names: candidate fqn pattern to reference fqn pattern; see `align.names`.
+        layout: candidate fqn pattern to placements; see `sharding.layout`.
+
+    Returns:
+        The trace. What could not be put together is in `problems`, never left out in silence.
+
+    Raises:
+        MismatchError: the models share no module name, or differ in vocabulary, parameters or size of inputs.
+        LayoutError: `layout` can't be read, or names no module.
+    """
+    ours = list(dict.fromkeys(name for capture in cand for name in _fired(capture)))
+    theirs = _fired(ref)
+    rename, modules = map_modules(cand=ours, ref=theirs, patterns=names or {})
+    _require_used(
+        names or {}, rename.unused(name for c in cand for name in (*ours, *c.modules, *c.parameters))
+    )
+    layouts = resolve_layouts(layout or {}, ours)
+    parameters = join_parameters(cand=cand, ref=ref, rename=rename)
+    matched = match_calls(cand=cand, ref=ref, modules=modules)
+    problems = [*parameters.problems, *matched.problems]
+    joiner = _CallJoiner(ref, layouts, sums_by_call(cand), problems)
+    calls = {(call.ref.module, call.ref.n): joiner.join(call) for call in matched.calls}
+    shared = set(modules.values())
+    return Trace(
+        calls=calls,
+        parameters={name: joined.edge for name, joined in parameters.edges.items()},
+        candidate_parameters=parameters.candidate_names,
+        views=find_views((c.rank for c in cand), [*parameters.edges.values(), *joiner.edges]),
+        world_size=len(cand),
+        problems=tuple(problems),
+        unmatched_reference=tuple(name for name in theirs if name not in shared),
+        unmatched_candidate=tuple(name for name in ours if name not in modules),
+        unmatched_parameters=parameters.unmatched,
+    )
+
+
+class _CallJoiner:
+    """Joins call after call, and collects the edges and the problems on the way."""
+
+    def __init__(
+        self,
+        ref: RankCapture,
+        layouts: Mapping[str, Layout],
+        sums: SumsByCall,
+        problems: list[tuple[str, str]],
+    ) -> None:
+        self.edges: list[JoinedEdge] = []
+        self._ref = ref
+        self._layouts = layouts
+        self._sums = sums
+        self._problems = problems
+        self._sizes = _root_sizes(ref)
+
+    def join(self, call: MatchedCall) -> TraceCall:
+        """Join all that is at the edges of one call.
+
+        Raises:
+            MismatchError: it is the model's own call, and its inputs or vocabulary differ in size.
+        """
+        ref = call.ref
+        first = call.cand[min(call.cand)]
+        layout = self._layouts.get(first.module, Layout())
+        dims = self._dims_of(ref.module)
+        inputs, bad_inputs = join_side(
+            cand={rank: ours.inputs for rank, ours in call.cand.items()},
+            ref=ref.inputs,
+            dims_of=dims,
+            declared=layout.input,
+        )
+        outputs, bad_outputs = join_side(
+            cand={rank: ours.outputs for rank, ours in call.cand.items()},
+            ref=ref.outputs,
+            dims_of=dims,
+            declared=layout.output,
+        )
+        if ref.parent is None:
+            _require_same_run(bad_inputs, bad_outputs)
+        for side, bad in (("input", bad_inputs), ("output", bad_outputs)):
+            for path, why in bad.items():
+                self._problems.append((ref.module, " ".join(filter(None, (side, path))) + f": {why}"))
+        try:
+            partials = find_partials(calls=call.cand, sums=self._sums, inputs=inputs)
+        except LayoutError as error:
+            partials = ()
+            self._problems.append((ref.module, str(error)))
+        self.edges += [*inputs.values(), *outputs.values()]
+        return TraceCall(
+            module=ref.module,
+            candidate_module=first.module,
+            n=ref.n,
+            parent=(call.parent.module, call.parent.n) if call.parent else None,
+            order=ref.start,
+            inputs={path: joined.edge for path, joined in inputs.items()},
+            outputs={path: joined.edge for path, joined in outputs.items()},
+            values={path: value for path, value in first.inputs.items() if not isinstance(value, TensorRef)},
+            partials=partials,
+        )
+
+    def _dims_of(self, module: str) -> DimsOf:
+        if self._sizes is None:
+            return lambda shape, path: ("",) * len(shape)
+        info = self._ref.modules.get(module)
+        of_module = partial(
+            dims_of, batch=self._sizes.batch, tokens=self._sizes.tokens, module_type=info.type if info else ""
+        )
+        return lambda shape, path: of_module(shape, path=path)
+
+
+def _fired(capture: RankCapture) -> list[str]:
+    return list(dict.fromkeys(call.module for call in sorted(capture.calls, key=lambda call: call.start)))
+
+
+def _root_sizes(ref: RankCapture) -> RootSizes | None:
+    roots = [call for call in ref.calls if call.parent is None]
+    inputs: Mapping[str, Any] = roots[0].inputs if roots else {}
+    tensors = {path: value.meta for path, value in inputs.items() if isinstance(value, TensorRef)}
+    return root_sizes({path: (meta.shape, meta.dtype) for path, meta in tensors.items()})
+
+
+def _require_used(names: Mapping[str, str], unused: Sequence[str]) -> None:
+    if unused:
+        raise MismatchError(
+            f"names: {unused[0]!r} (for {names[unused[0]]!r}) matches no module or parameter of the "
+            "candidate; mend the pattern or take it out"
+        )
+
+
+def _require_same_run(bad_inputs: Mapping[str, str], bad_outputs: Mapping[str, str]) -> None:
+    for path, why in bad_inputs.items():
+        raise MismatchError(
+            f"the two sides ran on different inputs: {path} is {why}; feed both the same inputs()"
+        )
+    for path, why in bad_outputs.items():
+        if path.rpartition("/")[2] == "logits":
+            raise MismatchError(f"different vocabularies or sequences: logits are {why}")

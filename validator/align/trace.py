@@ -1,0 +1,132 @@
+"""The candidate's run in the reference's names: what `align/` hands to `checks/`.
+
+Edges hold logical tensors (shards put together), wherever the candidate computed them, with the
+rank and place each part came from and the meaning of each dim. Nothing behind this boundary knows
+of files, engines or fused names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from validator.sharding.plan import Part
+
+__all__ = ["Edge", "LogicalTensor", "Part", "PartialSum", "Trace", "TraceCall", "View"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalTensor:
+    """A whole tensor, put together from the ranks' parts.
+
+    Attributes:
+        data: `[*]` in the candidate's dtype, on the CPU.
+        parts: where it came from; parts of several ranks overlap where the tensor is replicated.
+        dims: meaning of each dim: `"batch"`, `"token"`, `"head"`, `"channel"`, `"expert"`, or `""`.
+    """
+
+    data: torch.Tensor
+    parts: tuple[Part, ...]
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What one group of ranks saw.
+
+    Ranks whose replicas agree everywhere share a view; a healthy run has one view with all ranks.
+    Where replicas differ, each view reads its own copies of the replicated tensors, and judges only
+    the parts that its own ranks hold.
+    """
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """One tensor between two computations.
+
+    Attributes:
+        path: where it stands in the call's inputs or outputs.
+        dtype: the torch name without `torch.`.
+        shape: of the logical tensor.
+        read: the logical tensor as a view saw it.
+        disagreeing: ranks whose replica differs from that of the lowest rank; empty if all agree.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[View], LogicalTensor] = field(repr=False, compare=False)
+    disagreeing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialSum:
+    """What each rank gave to a sum over ranks inside a call, and the slice of the work that it did.
+
+    Attributes:
+        op: `"all_reduce"` or `"reduce_scatter"`.
+        tensors: per rank, what entered the collective.
+        order: 0 for the first collective inside this call, 1 for the second, ...
+        input_boxes: per rank, the box of the call's (only) input that this rank's slice of a sharded
+            contraction covers, or None where it can't be told.
+    """
+
+    op: str
+    order: int
+    tensors: Mapping[int, torch.Tensor]
+    input_boxes: Mapping[int, tuple[tuple[int, int], ...] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCall:
+    """One call of one reference module, as the candidate ran it.
+
+    Attributes:
+        module: fqn in the reference's names.
+        candidate_module: fqn in the candidate's.
+        n: how many calls of this module came before.
+        parent: `(module, n)` of the call that encloses it, or None.
+        order: position in execution order (start of the call), unique in the trace.
+        inputs, outputs: edges by path.
+        values: plain arguments (None, bool, int, float, str) by path.
+        partials: sums over ranks directly inside this call, in order.
+    """
+
+    module: str
+    candidate_module: str
+    n: int
+    parent: tuple[str, int] | None
+    order: int
+    inputs: Mapping[str, Edge]
+    outputs: Mapping[str, Edge]
+    values: Mapping[str, Any]
+    partials: tuple[PartialSum, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A candidate's whole run in the reference's names.
+
+    Attributes:
+        calls: by `(module, n)`, in execution order.
+        parameters: the candidate's parameters and buffers as edges, by the reference's name, their path.
+        candidate_parameters: the candidate's name of each.
+        views: see `View`; one that holds all ranks where every replica agrees.
+        world_size: number of ranks.
+        problems: edges that could not be put together: `(module, why)`.
+        unmatched_reference, unmatched_candidate: modules that fired on one side alone.
+        unmatched_parameters: names on one side alone: (of the reference, of the candidate).
+    """
+
+    calls: Mapping[tuple[str, int], TraceCall]
+    parameters: Mapping[str, Edge]
+    candidate_parameters: Mapping[str, str]
+    views: tuple[View, ...]
+    world_size: int
+    problems: tuple[tuple[str, str], ...] = ()
+    unmatched_reference: tuple[str, ...] = ()
+    unmatched_candidate: tuple[str, ...] = ()
+    unmatched_parameters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

@@ -1,0 +1,197 @@
+"""Hooks on every module of a model: each call, what enters it and what leaves it.
+
+The hooks are the last of their module, so they see inputs after, and outputs after, whatever other
+hooks make of them (a parallel style that redistributes a DTensor, for instance).
+"""
+
+import json
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from .copies import HostCopy, copy_tensor
+from .schema import escape_fqn, module_path
+from .selection import Selection
+from .values import bind_arguments, escape_part, flatten
+from .writer import CaptureWriter
+
+__all__ = ["OpenCall", "Recorder"]
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenCall:
+    """A module call that has not returned.
+
+    Attributes:
+        fqn: the module's name, for this call.
+        id: number of the call, or None if it is not recorded.
+        collectives: how many there were of each kind since it began.
+    """
+
+    module: nn.Module
+    fqn: str
+    id: int | None
+    exception: BaseException | None
+    dealt: Counter[int] = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)
+
+
+class Recorder:
+    """Records the calls of a model's modules.
+
+    Args:
+        model: the model; the names of its modules are those seen from it.
+        writer: where records go.
+        selection: what to record.
+
+    Attributes:
+        calls: how often each module was called, recorded or not.
+        recorded: number of calls recorded.
+        inputs: copies of what entered the first call of all.
+        left_out: tensors that could not be stored.
+    """
+
+    def __init__(self, model: nn.Module, writer: CaptureWriter, selection: Selection) -> None:
+        self.calls: Counter[str] = Counter()
+        self.recorded = 0
+        self.inputs: dict[str, HostCopy] = {}
+        self.left_out: set[str] = set()
+        self._writer = writer
+        self._selection = selection
+        self._stack: list[OpenCall] = []
+        self.outermost = OpenCall(module=model, fqn="", id=None, exception=None)
+        self._events = 0
+        self._handles: list[RemovableHandle] = []
+        self._names: dict[int, list[str]] = defaultdict(list)
+        self._modules: dict[int, nn.Module] = {}
+        self._rows: dict[str, int] = {}
+        self._types: dict[str, str] = {}
+        for fqn, module in model.named_modules(remove_duplicate=False):
+            self._names[id(module)].append(fqn)
+            self._modules[id(module)] = module
+            self._rows[fqn] = len(self._rows)
+            self._types[fqn] = f"{type(module).__module__}.{type(module).__qualname__}"
+
+    @property
+    def fqns(self) -> tuple[str, ...]:
+        """Names of all modules; one that is reached in several ways has several."""
+        return tuple(self._rows)
+
+    def install(self) -> None:
+        """Write the list of modules and hook each of them."""
+        for fqn in self.fqns:
+            self._writer.append("modules", escape_fqn(fqn), self._types[fqn])
+        for module in self._modules.values():
+            self._handles += [
+                module.register_forward_pre_hook(self._before, with_kwargs=True),
+                # Called for a module that raises too: the stack of open calls stays right.
+                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+            ]
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def write_fired(self) -> None:
+        """Write how often each module was called."""
+        for fqn in self.fqns:
+            self._writer.append("fired", self.calls[fqn])
+
+    def next_event(self) -> int:
+        """Return the next position in the rank's sequence of events."""
+        self._events += 1
+        return self._events - 1
+
+    def innermost(self) -> OpenCall | None:
+        """Return the call that is running, or None outside of the model."""
+        return self._stack[-1] if self._stack else None
+
+    def enclosing_id(self) -> int | None:
+        """Return the innermost open call that is recorded."""
+        return next((call.id for call in reversed(self._stack) if call.id is not None), None)
+
+    def put(self, path: str, row: int, tensor: torch.Tensor) -> bool:
+        """Copy a tensor to the edge at `path`; False if it has no values that can be stored."""
+        copy = copy_tensor(tensor)
+        if copy is None:
+            self.left_out.add(f"{path}: {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
+            return False
+        self._writer.put(path, row, copy)
+        return True
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        fqn = self._name(module)
+        n = self.calls[fqn]
+        self.calls[fqn] += 1
+        recorded = self._selection.keeps_module(fqn) and self._selection.keeps_call(n)
+        parent = self.enclosing_id()
+        call = OpenCall(module=module, fqn=fqn, id=None, exception=sys.exc_info()[1])
+        leaves = {}
+        if recorded or (not self._stack and not self.inputs):
+            leaves = _leaves(bind_arguments(module, args, kwargs))
+        if not self._stack and not self.inputs:
+            self._keep_inputs(leaves)
+        self._stack.append(call)
+        if recorded:
+            call.id = self.recorded
+            self.recorded += 1
+            start = self.next_event()
+            described = self._put_leaves(f"{module_path(fqn)}/inputs", call.id, leaves)
+            above = -1 if parent is None else parent
+            self._writer.append("calls", self._rows[fqn], n, above, start, described)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if all(call.module is not module for call in self._stack):
+            return  # Another pre-hook raised before ours.
+        call = self._stack.pop()
+        while call.module is not module:
+            call = self._stack.pop()
+        if call.id is None or (output is None and sys.exc_info()[1] is not call.exception):
+            return
+        described = self._put_leaves(f"{module_path(call.fqn)}/outputs", call.id, flatten(output))
+        self._writer.append("returns", call.id, self.next_event(), described)
+
+    def _put_leaves(self, path: str, row: int, leaves: Mapping[str, Any]) -> str:
+        described: dict[str, Any] = {}
+        for name, leaf in leaves.items():
+            if isinstance(leaf, torch.Tensor):
+                if self.put(f"{path}/{name}" if name else path, row, leaf):
+                    described[name] = {"tensor": True}
+            elif isinstance(leaf, float) and not math.isfinite(leaf):
+                described[name] = {"float": str(float(leaf))}
+            elif leaf is None or isinstance(leaf, bool | int | float | str):
+                described[name] = leaf
+        return json.dumps(described)
+
+    def _keep_inputs(self, leaves: Mapping[str, Any]) -> None:
+        copies = {name: copy_tensor(x) for name, x in leaves.items() if isinstance(x, torch.Tensor)}
+        self.inputs = {name: copy for name, copy in copies.items() if copy is not None}
+
+    def _name(self, module: nn.Module) -> str:
+        """Choose among the names of a module: those below the enclosing call's, dealt out in turn."""
+        names = self._names[id(module)]
+        if len(names) == 1:
+            return names[0]
+        enclosing = self.innermost() or self.outermost
+        prefix = f"{enclosing.fqn}." if enclosing.fqn else ""
+        names = [name for name in names if name.startswith(prefix)] or names
+        turn = enclosing.dealt[id(module)]
+        enclosing.dealt[id(module)] += 1
+        return names[turn % len(names)]
+
+
+def _leaves(bound: Mapping[str, Any]) -> dict[str, Any]:
+    # A name of `bind_arguments` can have parts of its own (`args/0`).
+    leaves: dict[str, Any] = {}
+    for name, value in bound.items():
+        leaves |= flatten(value, "/".join(escape_part(part) for part in name.split("/")))
+    return leaves

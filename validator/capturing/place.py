@@ -1,0 +1,176 @@
+"""Where a capture is written, and how it becomes one: `NAME.partial` until it is complete.
+
+Whoever writes holds a lock on `NAME.partial`, which the system lets go when the process dies: this
+tells a capture that is being written from the remains of one that was killed. A complete capture is
+replaced only by a complete one.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+import h5py
+
+from validator.errors import CaptureError
+
+from .schema import FORMAT, MANIFEST
+
+__all__ = ["Place", "is_capture", "partial_path", "rank_of", "rank_path"]
+
+
+def partial_path(path: Path) -> Path:
+    """Return where the capture `path` is written until it is complete."""
+    return path.with_name(f"{path.name}.partial")
+
+
+def rank_path(folder: Path, rank: int) -> Path:
+    """Return the file of a rank in a capture's folder."""
+    return folder / f"rank{rank}.h5"
+
+
+def rank_of(file: Path) -> int | None:
+    """Return the rank whose file this is, or None."""
+    number = file.name.removeprefix("rank").removesuffix(".h5")
+    is_rank = file.name == f"rank{number}.h5" and number.isascii() and number.isdigit()
+    return int(number) if is_rank else None
+
+
+def is_capture(path: Path) -> bool:
+    """Say whether `path` is a complete capture, as far as its manifest and format tell."""
+    if path.is_dir():
+        return (path / MANIFEST).is_file()
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return bool(file.attrs.get("format") == FORMAT)
+    except OSError:
+        return False
+
+
+class Place:
+    """The file or folder that one capture is written to.
+
+    Args:
+        path: a name that ends in `.h5` is one file, for a run of one rank; any other is a folder.
+        overwrite: replace a complete capture of that name, once this one is complete.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.partial = partial_path(self.path)
+        self.is_file = self.path.suffix == ".h5"
+        self._overwrite = overwrite
+        self._lock: int | None = None
+
+    def file_of(self, rank: int) -> Path:
+        """Return the file that a rank writes."""
+        return self.partial if self.is_file else rank_path(self.partial, rank)
+
+    def claim(self, *, world_size: int) -> None:
+        """Create `NAME.partial` and lock it.
+
+        Raises:
+            CaptureError: there is a capture of that name, somebody is writing one, or was killed at it.
+        """
+        if self.is_file and world_size > 1:
+            raise CaptureError(
+                f"{self.path}: a name that ends in .h5 is one file for one rank, and this run has "
+                f"{world_size} ranks. Give the name of a folder, such as {str(self.path.with_suffix(''))!r}."
+            )
+        if os.path.lexists(self.path):
+            self._check_replaceable()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.is_file:
+                os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+            else:
+                self.partial.mkdir()
+            self._lock = os.open(self.partial, os.O_RDONLY)
+        except FileExistsError:
+            raise CaptureError(self._occupied()) from None
+        except OSError as error:
+            raise CaptureError(f"{self.path}: can't be written there: {error}. Give another path.") from error
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def publish(self, manifest: str) -> None:
+        """Make the finished ranks' files the capture: write the manifest of a folder, and rename.
+
+        Raises:
+            CaptureError: the manifest or the rename failed; `NAME.partial` is left.
+        """
+        try:
+            if not self.is_file:
+                self._write_manifest(manifest)
+            if self._overwrite and self.path.is_dir():
+                self._remove_complete()
+            self.partial.replace(self.path)
+            _sync(self.path.parent)
+        except OSError as error:
+            raise CaptureError(
+                f"{self.path}: the capture is written, but can't get its name: {error}. It is left in "
+                f"{self.partial}: make {self.path} free and rename it."
+            ) from error
+
+    def release(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Remove `NAME.partial` before anything was recorded in it, and let go of the lock."""
+        if self.is_file:
+            self.partial.unlink(missing_ok=True)
+        else:
+            self.partial.rmdir()
+        self.release()
+
+    def _check_replaceable(self) -> None:
+        if not self._overwrite:
+            raise CaptureError(
+                f"{self.path} exists already. Give another name, remove it, or pass overwrite=True to replace "
+                "it once the new capture is complete."
+            )
+        if self.path.is_symlink() or self.path.is_dir() == self.is_file or not is_capture(self.path):
+            raise CaptureError(f"{self.path} is not a capture, so it is not overwritten. Give another name.")
+
+    def _occupied(self) -> str:
+        lock = os.open(self.partial, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return (
+                f"{self.path}: another capture is being written there right now ({self.partial} is locked). "
+                "Wait for it to end, or give another name."
+            )
+        finally:
+            os.close(lock)
+        return (
+            f"{self.path}: an earlier capture to it did not end; what it left is in {self.partial}. Read it with "
+            f"open_capture({str(self.path)!r}, allow_incomplete=True), or remove it to capture anew."
+        )
+
+    def _write_manifest(self, manifest: str) -> None:
+        draft = self.partial / f"{MANIFEST}.draft"
+        with draft.open("w", encoding="utf-8") as stream:
+            stream.write(manifest)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(self.partial / MANIFEST)
+        _sync(self.partial)
+
+    def _remove_complete(self) -> None:
+        # Its manifest goes first: a kill in between leaves an incomplete capture, not a false one. Only
+        # files that a capture consists of are removed; a folder with others in it stays, and is an error.
+        (self.path / MANIFEST).unlink()
+        for file in self.path.iterdir():
+            if rank_of(file) is not None:
+                file.unlink()
+        self.path.rmdir()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,175 @@
+"""What a capture holds: module calls, tensors at their edges, collectives and parameters.
+
+Nothing here knows how it is stored. A `TensorRef` describes a stored tensor and reads its values
+when asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = [
+    "Call",
+    "Collective",
+    "Mesh",
+    "ModuleInfo",
+    "Parameter",
+    "Placement",
+    "RankCapture",
+    "Statistics",
+    "TensorMeta",
+    "TensorRef",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How one mesh axis holds a tensor, in DTensor's words.
+
+    Attributes:
+        kind: `"shard"`, `"replicate"` or `"partial"`.
+        dim: tensor dim that is sharded, for `shard` alone.
+        reduce: reduction that completes a `partial`: `"sum"`, `"avg"`, `"max"`, `"min"`.
+        stride: `split_factor` of DTensor's `_StridedShard`, else 1.
+    """
+
+    kind: str
+    dim: int | None = None
+    reduce: str | None = None
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """A device mesh: names and sizes of its axes, and its ranks in row-major order."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Statistics of a tensor's finite elements (NaN where there are none), and how many are not finite."""
+
+    min: float
+    max: float
+    mean: float
+    rms: float
+    nan: int
+    inf: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMeta:
+    """What is known of a stored tensor without reading it.
+
+    Attributes:
+        dtype: the torch name without `torch.`, such as `"bfloat16"`.
+        shape: of this rank's part.
+        placements: one per mesh axis, or None where the tensor was no DTensor.
+        global_shape: of the whole DTensor, or None.
+        checksum: BLAKE2b-128 of the contiguous bytes, in hex: equal bits, equal checksum.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str
+    statistics: Statistics | None = None
+    placements: tuple[Placement, ...] | None = None
+    mesh: Mesh | None = None
+    global_shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRef:
+    """A stored tensor: its description, and `read()` for its values (a fresh CPU tensor)."""
+
+    meta: TensorMeta
+    read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of one module.
+
+    Attributes:
+        id: position in `RankCapture.calls`, unique within the rank.
+        module: fqn; the model itself is `""`.
+        n: how many calls of this module came before.
+        parent: id of the call that encloses it, None for the outermost.
+        start, end: positions in the rank's sequence of events; `end` is None for a call that never returned.
+        inputs, outputs: `TensorRef` or a plain value (None, bool, int, float, str) by path; other objects are
+            left out.
+    """
+
+    id: int
+    module: str
+    n: int
+    parent: int | None
+    start: int
+    end: int | None
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective that this rank took part in.
+
+    Attributes:
+        op: `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"`, `"broadcast"`, `"reduce"`,
+            `"gather"`, `"scatter"`, `"send"`, `"recv"`.
+        reduce: `"sum"`, `"avg"`, ... for reductions.
+        ranks: global ranks of its group.
+        call: id of the innermost module call that was open, or None.
+        start: position in the rank's sequence of events (shared with `Call.start`).
+        entered, left: this rank's tensors before and after.
+    """
+
+    op: str
+    reduce: str | None
+    ranks: tuple[int, ...]
+    call: int | None
+    start: int
+    entered: tuple[TensorRef, ...]
+    left: tuple[TensorRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter or buffer.
+
+    Attributes:
+        kind: `"parameter"`, `"buffer"`, or `"non_persistent_buffer"`.
+        ref: values; above the size limit `ref.read` raises `CaptureError` and `row_hashes` stands in.
+        row_hashes: `[rows]` hex BLAKE2b-128 of each row along dim 0 (of each whole tensor below 2 dims), or
+            None where the values are stored.
+    """
+
+    name: str
+    kind: str
+    ref: TensorRef
+    row_hashes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleInfo:
+    """A module of the model: its fqn, the qualified name of its class, and how often it fired."""
+
+    fqn: str
+    type: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCapture:
+    """One rank's part of a capture, in memory but for the tensors' values."""
+
+    rank: int
+    modules: dict[str, ModuleInfo]
+    calls: tuple[Call, ...]
+    collectives: tuple[Collective, ...]
+    parameters: dict[str, Parameter]

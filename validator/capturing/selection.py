@@ -1,0 +1,80 @@
+"""Which modules, calls and ranks a capture keeps."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from validator.errors import CaptureError
+
+__all__ = ["Selection"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What to keep of a run.
+
+    Attributes:
+        include: globs over modules' fqns, in which `*` matches dots too; empty for every module.
+        exclude: globs of modules to leave out, also where they are included.
+        calls: numbers of each module's calls to keep, or None for all.
+        ranks: ranks to record, or None for all.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    calls: Collection[int] | None = None
+    ranks: Collection[int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        include: str | Sequence[str] | None,
+        exclude: str | Sequence[str] | None,
+        calls: Collection[int] | None,
+        ranks: Collection[int] | None,
+    ) -> "Selection":
+        """Return the selection that a user's arguments ask for."""
+        return cls(include=_globs(include), exclude=_globs(exclude), calls=calls, ranks=ranks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every module is kept."""
+        return not self.include and not self.exclude
+
+    def keeps_module(self, fqn: str) -> bool:
+        """Say whether a module is kept."""
+        included = not self.include or any(fnmatchcase(fqn, glob) for glob in self.include)
+        return included and not any(fnmatchcase(fqn, glob) for glob in self.exclude)
+
+    def keeps_call(self, n: int) -> bool:
+        """Say whether the n-th call of a module is kept."""
+        return self.calls is None or n in self.calls
+
+    def keeps_rank(self, rank: int) -> bool:
+        """Say whether a rank is recorded."""
+        return self.ranks is None or rank in self.ranks
+
+    def matched(self, fqns: Iterable[str]) -> set[str]:
+        """Return the globs, of `include` and `exclude` alike, that match one of the names."""
+        names = list(fqns)
+        return {glob for glob in self.include + self.exclude if any(fnmatchcase(n, glob) for n in names)}
+
+    def check_matched(self, matched: Iterable[str], what: str) -> None:
+        """Raise `CaptureError` if a glob is not among those that matched.
+
+        Args:
+            matched: globs that matched on any rank.
+            what: what they should have matched, for the message.
+        """
+        missing = [glob for glob in self.include + self.exclude if glob not in set(matched)]
+        if missing:
+            raise CaptureError(
+                f"{', '.join(map(repr, missing))} matches no module {what}. "
+                "Patterns are globs over names such as 'model.layers.0.mlp' (model.named_modules() lists them)."
+            )
+
+
+def _globs(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)

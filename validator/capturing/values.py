@@ -1,0 +1,112 @@
+"""Nested values as paths: how arguments and outputs of a module call get their names.
+
+A path is the parts from the outside in, joined by `/`: `hidden_states`, `position_embeddings/0`,
+`last_hidden_state`. A bare tensor has the empty path. Parts are escaped, so that a path is always
+a legal and harmless HDF5 name.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+import torch
+from torch import nn
+
+__all__ = ["bind_arguments", "escape_part", "flatten", "rebuild", "tensors", "unescape_part"]
+
+_PLAIN = " !\"#$&'()*+,-.:;<=>?@[]^_`{|}~\\"
+
+
+def escape_part(part: str) -> str:
+    """Return `part` as one path part, different for different parts and never empty, `.` or `..`.
+
+    `/`, `%`, control characters and everything beyond ASCII are percent-encoded in capitals. The
+    empty part becomes a bare `%`, so a `%` that lowercase letters follow never comes from here.
+    """
+    if not part:
+        return "%"
+    if part in (".", ".."):
+        return part.replace(".", "%2E")
+    return quote(part, safe=_PLAIN, errors="surrogatepass")
+
+
+def unescape_part(part: str) -> str:
+    """Undo `escape_part`."""
+    return "" if part == "%" else unquote(part, errors="surrogatepass")
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Return the leaves of a nested value by path.
+
+    Mappings, dataclasses, named tuples, tuples and lists are opened; everything else (tensors,
+    numbers, None, caches and other objects) is a leaf.
+    """
+    return dict(_leaves(value, path))
+
+
+def tensors(value: Any) -> dict[str, torch.Tensor]:
+    """Return the tensor leaves of a nested value by path."""
+    return {path: leaf for path, leaf in _leaves(value, "") if isinstance(leaf, torch.Tensor)}
+
+
+def rebuild(value: Any, replace: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Return a copy of a nested value, of the same types, whose leaf at path `p` is `replace(p, leaf)`."""
+    children = _children(value)
+    if children is None:
+        return replace(path, value)
+    new = {name: rebuild(child, replace, _join(path, name)) for name, child in children.items()}
+    if isinstance(value, Mapping):
+        keys = dict(zip(children, value, strict=True))
+        copy = {keys[name]: child for name, child in new.items()}
+        if type(value) is dict:
+            return copy
+        return type(value)(**copy) if dataclasses.is_dataclass(value) else type(value)(copy)
+    if dataclasses.is_dataclass(value):
+        return dataclasses.replace(value, **new)  # type: ignore[type-var]
+    if hasattr(value, "_fields"):
+        return type(value)(**new)
+    return type(value)(new.values())
+
+
+def bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a module's call under the names of its class's `forward`.
+
+    Surplus positional arguments get the names `args/0`, `args/1`, ...; keyword arguments that the
+    signature collects in `**kwargs` keep their own names. Defaults that were not passed are left out.
+    """
+    signature = inspect.signature(type(module).forward)
+    positional = [
+        p.name
+        for p in list(signature.parameters.values())[1:]
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    bound = dict(zip(positional, args, strict=False))
+    bound |= {f"args/{i}": value for i, value in enumerate(args[len(positional) :])}
+    return bound | dict(kwargs)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children = _children(value)
+    if children is None:
+        yield path, value
+        return
+    for name, child in children.items():
+        yield from _leaves(child, _join(path, name))
+
+
+def _children(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, Mapping):
+        return {escape_part(str(key)): child for key, child in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, tuple | list):
+        return {str(i): child for i, child in enumerate(value)}
+    return None
+
+
+def _join(path: str, part: str) -> str:
+    return f"{path}/{part}" if path else part

@@ -1,0 +1,452 @@
+"""Float64 arithmetic that runs unmodified model code, and simulates on request what rounding does to it.
+
+Under `Arithmetic` every floating tensor is a `ShadowTensor`: it reports the dtype that the code
+would see on the device, so that every branch, cast and `finfo` in the code behaves as it does
+there, and holds its values in float64. What happens after each operator is the `Rounding`:
+
+- `Rounding.none()`: nothing. This is the oracle: casts and `dtype=` arguments change the label alone.
+- `Rounding.stochastic(recipe)`: each operator adds the noise of its own inner arithmetic and rounds
+  stochastically to the recipe's inner format (or, for `inner="storage"`, to the format that the
+  operator's result has in this very code). The spread of such runs is the band's sigma.
+- `Rounding.nearest(recipe)`: rounds to nearest, without noise. This is the control of the gain test.
+
+A tensor remembers its value before its own last rounding (`exact`): what leaves at an edge is that
+one, since the last rounding to the storage format has its half ulp in the band already.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from validator.checks.operators import (
+    KERNELS,
+    attention,
+    is_exact,
+    operator_name,
+    operator_sigma,
+)
+from validator.numerics.formats import format_of
+from validator.numerics.recipes import Recipe
+from validator.numerics.rounding import round_nearest, round_stochastic
+
+__all__ = ["Arithmetic", "Rounding", "ShadowTensor"]
+
+
+class ShadowTensor(Tensor):
+    """A tensor that reports one dtype and holds float64 values.
+
+    Attributes:
+        data64: `[*]` float64, the value that later operators see.
+        exact64: `[*]` float64, the value before this tensor's own last rounding.
+        depth: how many operators that round stand between the values that the shadow was made from and this one,
+            its own last rounding included; 0 means that the value was only moved.
+        is_cast: whether a cast to a narrower dtype came after the last of them.
+        sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the only one.
+        bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
+    """
+
+    data64: Tensor
+    exact64: Tensor
+    depth: int
+    is_cast: bool
+    sigma64: Tensor | None
+    bound64: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls,
+        data64: Tensor,
+        dtype: torch.dtype,
+        *,
+        exact64: Tensor | None = None,
+        depth: int = 0,
+        is_cast: bool = False,
+        sigma64: Tensor | None = None,
+        bound64: Tensor | None = None,
+    ) -> "ShadowTensor":
+        shadow: ShadowTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            data64.size(),
+            strides=data64.stride(),
+            storage_offset=data64.storage_offset(),
+            dtype=dtype,
+            device=data64.device,
+            requires_grad=False,
+        )
+        shadow.data64 = data64
+        shadow.exact64 = data64 if exact64 is None else exact64
+        shadow.depth = depth
+        shadow.is_cast = is_cast
+        shadow.sigma64 = sigma64
+        shadow.bound64 = bound64
+        return shadow
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"ShadowTensor({self.data64!r}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: Any) -> "ShadowTensor":
+        return self.copied()
+
+    def copied(self) -> "ShadowTensor":
+        """Return a copy that in-place operators on this one don't reach. To be called outside of `Arithmetic`."""
+        data64 = self.data64.clone()
+        return ShadowTensor(
+            data64,
+            self.dtype,
+            exact64=data64 if self.exact64 is self.data64 else self.exact64.clone(),
+            depth=self.depth,
+            is_cast=self.is_cast,
+            sigma64=self.sigma64,
+            bound64=self.bound64,
+        )
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        raise RuntimeError(f"{func} reached a shadow tensor outside of Arithmetic")
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """What happens to an operator's result.
+
+    Attributes:
+        recipe: the recipe that is simulated, or None for the oracle.
+        generator: source of noise and of stochastic rounding; None rounds to nearest and adds no noise.
+        sigma_cache: noise of each operator of one piece of code by position, kept from run to run.
+    """
+
+    recipe: Recipe | None = None
+    generator: torch.Generator | None = None
+    sigma_cache: dict[int, Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return the oracle's arithmetic: float64 and nothing else."""
+        return cls()
+
+    @classmethod
+    def stochastic(cls, recipe: Recipe, seed: int, sigma_cache: dict[int, Tensor | None]) -> Self:
+        """Return one noisy run under `recipe`."""
+        return cls(recipe=recipe, generator=torch.Generator().manual_seed(seed), sigma_cache=sigma_cache)
+
+    @classmethod
+    def nearest(cls, recipe: Recipe) -> Self:
+        """Return the control's arithmetic under `recipe`."""
+        return cls(recipe=recipe)
+
+    def round(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Round an intermediate result that the code holds in `dtype`."""
+        assert self.recipe is not None
+        fmt = format_of(dtype)
+        if self.recipe.inner != "storage":
+            inner = format_of(self.recipe.inner)
+            # Code that asks for a wider format than the recipe's gets it.
+            fmt = inner if inner.precision >= fmt.precision else fmt
+        if self.generator is None:
+            return round_nearest(value, fmt)
+        return round_stochastic(value, fmt, self.generator)
+
+
+class Arithmetic:
+    """Context in which torch code computes with `ShadowTensor`s.
+
+    Args:
+        rounding: what to do after each operator.
+        lift: gives a plain floating tensor that meets the code (a parameter, a buffer, a constant) its float64
+            values and the dtype to report; by default its own.
+    """
+
+    def __init__(
+        self, rounding: Rounding, lift: Callable[[Tensor], tuple[Tensor, torch.dtype]] | None = None
+    ) -> None:
+        self.rounding = rounding
+        self._lift = lift or (lambda tensor: (tensor.to(torch.float64), tensor.dtype))
+        self._position = 0
+        self._functions = _Functions(self)
+        self._operators = _Operators(self)
+
+    def __enter__(self) -> Self:
+        self._functions.__enter__()
+        self._operators.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._operators.__exit__(None, None, None)
+        self._functions.__exit__(None, None, None)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Leave the arithmetic for a while, from inside code that runs under it."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def shadow(self, tensor: Tensor) -> ShadowTensor:
+        """Return a plain floating tensor as a shadow (a shadow as it is)."""
+        if isinstance(tensor, ShadowTensor):
+            return tensor
+        data64, dtype = self._lift(tensor)
+        return ShadowTensor(data64, dtype)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute one aten operator."""
+        originals, spec = tree_flatten((args, kwargs))
+        leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
+        shadows = [x for x in leaves if isinstance(x, ShadowTensor)]
+        dtypes = _result_dtypes(func, leaves, spec)
+        if func._schema.is_mutable:
+            written = _written(func, originals, spec)
+            _call(func, leaves, spec, "data64")
+            return self._mutated(func, written, shadows, dict(zip(map(id, originals), leaves, strict=True)))
+        result = _call(func, leaves, spec, "data64")
+        if is_exact(func):
+            return self._moved(func, leaves, spec, shadows, result, dtypes)
+        return self._computed(func, leaves, spec, shadows, result, dtypes)
+
+    def attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShadowTensor:
+        """Compute scaled dot product attention as one operator."""
+        self._operators.__exit__(None, None, None)
+        try:
+            originals, spec = tree_flatten((args, kwargs))
+            leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
+            recipe = self.rounding.recipe
+            plain_args, plain_kwargs = tree_unflatten([_widen(x, "data64") for x in leaves], spec)
+            dtype = leaves[0].dtype
+            computed = attention(
+                *plain_args,
+                **plain_kwargs,
+                storage=None if recipe is None else format_of(dtype),
+                rounded_scores=recipe is not None and recipe.inner == "storage",
+                with_sigma=self.rounding.generator is not None,
+            )
+            # Attention is judged by noisy runs even where it is the only operator: its band depends on the recipe.
+            return self._finish(computed.output, dtype, computed.sigma, computed.bound, depth=2)
+        finally:
+            self._operators.__enter__()
+
+    def _computed(
+        self, func: Any, leaves: list[Any], spec: Any, shadows: list[ShadowTensor], result: Any, dtypes: list[Any]
+    ) -> Any:
+        """Wrap the result of an operator that rounds."""
+        depth = 1 + max((x.depth + x.is_cast for x in shadows), default=0)
+        sigma = None
+        if self.rounding.generator is not None or (self.rounding.recipe is None and depth == 1):
+            sigma = self._sigma(func, leaves, spec, result)
+        flat, result_spec = tree_flatten(result)
+        wrapped = [
+            self._finish(x, dtype, sigma if i == 0 else None, None, depth) if _is_floating(x) else x
+            for i, (x, dtype) in enumerate(zip(flat, dtypes, strict=False))
+        ]
+        return tree_unflatten(wrapped, result_spec)
+
+    def _finish(
+        self, value: Tensor, dtype: torch.dtype, sigma: Tensor | None, bound: Tensor | None, depth: int
+    ) -> ShadowTensor:
+        """Add the operator's own noise to its result, and round it."""
+        rounding = self.rounding
+        if rounding.recipe is None:
+            return ShadowTensor(value, dtype, depth=depth, sigma64=sigma)
+        if rounding.generator is not None and sigma is not None:
+            value = value + sigma * torch.randn(value.shape, dtype=torch.float64, generator=rounding.generator)
+        return ShadowTensor(rounding.round(value, dtype), dtype, exact64=value, depth=depth, bound64=bound)
+
+    def _moved(
+        self, func: Any, leaves: list[Any], spec: Any, shadows: list[ShadowTensor], result: Any, dtypes: list[Any]
+    ) -> Any:
+        """Wrap the result of an operator that only moves values, and move what else is known of them alike."""
+        flat, result_spec = tree_flatten(result)
+        exact = flat
+        if any(x.exact64 is not x.data64 for x in shadows):
+            exact = tree_flatten(_call(func, leaves, spec, "exact64"))[0]
+        depth = max((x.depth for x in shadows), default=0)
+        is_cast = any(x.is_cast for x in shadows)
+        sigma = bound = [None] * len(flat)
+        if len(shadows) == 1:
+            sigma = _move_extra(func, leaves, spec, shadows[0].sigma64, "sigma64") or sigma
+            bound = _move_extra(func, leaves, spec, shadows[0].bound64, "bound64") or bound
+        elif any(x.sigma64 is not None for x in shadows):
+            depth += 1
+        wrapped = []
+        for i, x in enumerate(flat):
+            if not _is_floating(x):
+                wrapped.append(x)
+                continue
+            narrows = bool(shadows) and _is_narrower(dtypes[i], shadows[0].dtype)
+            value = x
+            if narrows and self.rounding.recipe is not None and self.rounding.recipe.inner == "storage":
+                value, exact[i] = self.rounding.round(x, dtypes[i]), x
+            wrapped.append(
+                ShadowTensor(
+                    value,
+                    dtypes[i],
+                    exact64=exact[i],
+                    depth=depth,
+                    is_cast=is_cast or narrows,
+                    sigma64=sigma[i],
+                    bound64=bound[i],
+                )
+            )
+        return tree_unflatten(wrapped, result_spec)
+
+    def _mutated(
+        self, func: Any, written: list[Any], shadows: list[ShadowTensor], by_original: dict[int, Any]
+    ) -> Any:
+        """Bring the tensors that an in-place operator changed up to date, and return them as they came."""
+        exact = is_exact(func)
+        depth = max((x.depth + x.is_cast for x in shadows), default=0) + (0 if exact else 1)
+        for original in written:
+            shadow = by_original[id(original)]
+            if not isinstance(shadow, ShadowTensor):
+                continue
+            if shadow is not original:
+                # A plain tensor of the code's own, such as a buffer: it keeps its dtype.
+                original.copy_(shadow.data64.to(original.dtype))
+                continue
+            shadow.depth, shadow.sigma64, shadow.bound64 = max(depth, 2), None, None
+            shadow.exact64 = shadow.data64
+            if self.rounding.recipe is not None and not exact:
+                shadow.exact64 = shadow.data64.clone()
+                shadow.data64.copy_(self.rounding.round(shadow.exact64, shadow.dtype))
+        if not func._schema.returns:
+            return None
+        return written[0] if len(func._schema.returns) == 1 else tuple(written)
+
+    def _sigma(self, func: Any, leaves: list[Any], spec: Any, result: Any) -> Tensor | None:
+        position, cache = self._position, self.rounding.sigma_cache
+        self._position += 1
+        if position not in cache:
+            args, kwargs = tree_unflatten([_widen(x, "data64") for x in leaves], spec)
+            cache[position] = operator_sigma(operator_name(func), args, kwargs, result)
+        return cache[position]
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        super().__init__()
+        self._arithmetic = arithmetic
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._arithmetic.run(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Functions that are one operator on a device, whatever torch decomposes them into here."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        super().__init__()
+        self._arithmetic = arithmetic
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self._arithmetic.attention(args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_narrower(dtype: torch.dtype, than: torch.dtype) -> bool:
+    return format_of(dtype).precision < format_of(than).precision
+
+
+def _widen(value: Any, attribute: str) -> Any:
+    """Replace a shadow by its values, and a floating `dtype=` by float64."""
+    if isinstance(value, ShadowTensor):
+        return getattr(value, attribute)
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    return value
+
+
+def _call(func: Any, leaves: list[Any], spec: Any, attribute: str) -> Any:
+    args, kwargs = tree_unflatten([_widen(x, attribute) for x in leaves], spec)
+    return KERNELS.get(operator_name(func), func)(*args, **kwargs)
+
+
+def _move_extra(func: Any, leaves: list[Any], spec: Any, extra: Tensor | None, attribute: str) -> list[Any] | None:
+    """Apply an operator that moves values to a sigma or bound, whose sign must not change with the value's."""
+    if extra is None:
+        return None
+    moved: Any = _call(func, leaves, spec, attribute)
+    return [x.abs() if isinstance(x, Tensor) else x for x in tree_flatten(moved)[0]]
+
+
+def _written(func: Any, originals: list[Any], spec: Any) -> list[Any]:
+    """Return the arguments that an in-place operator writes to."""
+    args, kwargs = tree_unflatten(originals, spec)
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return [
+        named[a.name]
+        for a in func._schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write and isinstance(named.get(a.name), Tensor)
+    ]
+
+
+_DTYPES: dict[Any, list[Any]] = {}
+
+
+def _result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
+    """Return the dtype of each leaf of the operator's result, as torch's own type promotion gives it.
+
+    The operator runs once on meta tensors of the reported dtypes; the answer is kept by what
+    promotion depends on.
+    """
+    key = (
+        func,
+        spec,
+        tuple(
+            (x.dtype, x.dim() == 0) if isinstance(x, Tensor) else (type(x), x if isinstance(x, torch.dtype) else None)
+            for x in leaves
+        ),
+    )
+    try:
+        known = _DTYPES.get(key)
+    except TypeError:
+        known, key = None, None
+    if known is not None and len(known) > 0:
+        return known
+    metas = [
+        torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x
+        for x in leaves
+    ]
+    metas = [torch.device("meta") if isinstance(x, torch.device) else x for x in metas]
+    args, kwargs = tree_unflatten(metas, spec)
+    if _creates(func):
+        kwargs["device"] = torch.device("meta")
+    try:
+        result = func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        floats = [x.dtype for x in leaves if _is_floating(x)]
+        widest = floats[0] if floats else torch.get_default_dtype()
+        for dtype in floats[1:]:
+            widest = torch.promote_types(widest, dtype)
+        return [widest] * 16
+    labels = [x.dtype if isinstance(x, Tensor) else None for x in tree_flatten(result)[0]]
+    if key is not None and func not in _SHAPE_DEPENDENT:
+        _DTYPES[key] = labels
+    return labels
+
+
+def _creates(func: Any) -> bool:
+    return any(a.name == "device" for a in func._schema.arguments)
+
+
+_SHAPE_DEPENDENT = {torch.ops.aten.split.Tensor, torch.ops.aten.unbind.int, torch.ops.aten.split_with_sizes.default}

@@ -1,0 +1,212 @@
+"""All checks of a run, in DESIGN.md's order, rolled up to one outcome."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from validator.align.trace import Edge, Trace, TraceCall, View
+from validator.checks.edges import EdgeJudge, Policy
+from validator.checks.findings import Check, Finding, Judgement, Outcome, Unchecked, Verdict
+from validator.checks.judge import Bench
+from validator.checks.parameters import check_parameters
+from validator.checks.replicas import check_replicas
+from validator.checks.walk import Code, walk
+from validator.numerics.recipes import RECIPES, Recipe
+
+__all__ = ["policy_of", "roll_up", "run_checks"]
+
+
+def policy_of(declared: Recipe | None) -> Policy:
+    """Return what a declared recipe allows.
+
+    Nothing declared allows `fused` and `eager`; a declared one allows itself and, since it rounds less,
+    `fused`. Every other known recipe would be undeclared.
+    """
+    known = tuple(RECIPES.values())
+    if declared is None:
+        return Policy(allowed=known)
+    fused = RECIPES["fused"]
+    allowed = (declared,) if declared in (fused,) else (fused, declared)
+    return Policy(allowed=allowed, others=tuple(r for r in known if r not in allowed))
+
+
+def run_checks(
+    *,
+    reference: nn.Module,
+    trace: Trace,
+    run: Callable[[nn.Module], Any],
+    policy: Policy,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Judge a candidate's run against the reference.
+
+    Args:
+        reference: the trusted model, in eval mode.
+        trace: the candidate's run in the reference's names.
+        run: feeds the model, as the target says.
+        policy: what rounding is allowed.
+        progress: told how many calls are judged, of how many.
+
+    Returns:
+        The outcome; its metadata, end-to-end figures and reasons of the capture are the caller's to add.
+    """
+    bench = Bench(elements=_elements(trace))
+    judgements: list[list[Judgement]] = []
+    findings: list[list[Finding]] = []
+    unchecked: list[Unchecked] = [Unchecked(module=module, why=why) for module, why in trace.problems]
+    unobservable: list[Unchecked] = []
+    covered: set[str] = set()
+    done, total = 0, len(trace.calls) * len(trace.views)
+    for view in trace.views:
+        edge_judge = EdgeJudge(
+            trace=trace, view=view, policy=policy, bench=bench, real=_real_positions(trace, view)
+        )
+
+        def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
+            nonlocal done
+            edge_judge.judge(code)
+            covered.update((code.call.module, *code.inlined))
+            done += 1
+            if progress is not None:
+                progress(min(done, total), total)
+
+        rows, found, missing = check_parameters(reference=reference, trace=trace, view=view)
+        walk(reference=reference, trace=trace, view=view, run=run, judge=judge)
+        judgements.append(rows + edge_judge.judgements)
+        findings.append(found + edge_judge.findings)
+        unchecked += missing + edge_judge.unchecked
+        unobservable += edge_judge.unobservable
+    merged_findings = _merge(findings, trace.views)
+    merged_judgements = _merge(judgements, trace.views)
+    replica_judgements, replica_findings = check_replicas(trace, merged_findings)
+    merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
+    merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
+    unchecked += _silent(reference, trace, covered)
+    outcome = Outcome(
+        verdict=Verdict.ALIGNED,
+        findings=tuple(merged_findings),
+        judgements=tuple(merged_judgements),
+        unchecked=_unique(unchecked),
+        unobservable=_unique(unobservable),
+        notes=_notes(trace),
+    )
+    return roll_up(outcome, reasons=_gaps(reference, trace, outcome, covered))
+
+
+def roll_up(outcome: Outcome, reasons: Sequence[str] = ()) -> Outcome:
+    """Return the outcome with the run's verdict: DESIGN.md, "Roll-up".
+
+    Args:
+        outcome: findings and judgements; reasons that it holds already are kept.
+        reasons: further reasons why an absence of findings would prove nothing.
+    """
+    why = (*outcome.why_inconclusive, *reasons)
+    verdicts = {finding.verdict for finding in outcome.findings}
+    if Verdict.DIVERGENT in verdicts:
+        verdict = Verdict.DIVERGENT
+    elif Verdict.UNDECLARED_PRECISION in verdicts:
+        verdict = Verdict.UNDECLARED_PRECISION
+    elif why:
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = Verdict.ALIGNED
+    return replace(outcome, verdict=verdict, why_inconclusive=why)
+
+
+def _gaps(reference: nn.Module, trace: Trace, outcome: Outcome, covered: set[str]) -> list[str]:
+    """Return what nothing was said of, although the verdict would need it."""
+    reasons = []
+    # A check of a parent that ran through a module's own code judged that module as well.
+    missing = [
+        fqn
+        for fqn, module in reference.named_modules()
+        if fqn not in covered and _bears_parameters(module) and fqn in trace.unmatched_reference
+    ]
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        reasons.append(f"no check judged {shown}")
+    judged_outputs = [
+        j
+        for j in outcome.judgements
+        if not j.module and j.into is None and j.check in (Check.WIRING, Check.FUNCTION, Check.EXACT)
+    ]
+    if not judged_outputs:
+        reasons.append("the model's output was judged by no check")
+    return reasons
+
+
+def _silent(reference: nn.Module, trace: Trace, covered: set[str]) -> list[Unchecked]:
+    modules = dict(reference.named_modules())
+    return [
+        Unchecked(module=fqn, why="it fired in the reference but not in the candidate")
+        for fqn in trace.unmatched_reference
+        if fqn in modules and fqn not in covered and _bears_parameters(modules[fqn])
+    ]
+
+
+def _bears_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _real_positions(trace: Trace, view: View) -> Tensor | None:
+    """Return `[batch, tokens]` boolean: the positions that the model's attention mask calls real, or None for all."""
+    root = trace.calls.get(("", 0))
+    edge = None if root is None else root.inputs.get("attention_mask")
+    if edge is None or len(edge.shape) != 2:
+        return None
+    mask = edge.read(view).data.to(torch.bool)
+    return None if bool(mask.all()) else mask
+
+
+def _elements(trace: Trace) -> int:
+    edges: Iterable[Edge] = (
+        edge for call in trace.calls.values() for edge in (*call.inputs.values(), *call.outputs.values())
+    )
+    return sum(torch.Size(edge.shape).numel() for edge in edges)
+
+
+def _merge[T: (Judgement, Finding)](per_view: Sequence[Sequence[T]], views: Sequence[View]) -> list[T]:
+    """Merge what several views say of the same edge; what one rank's view alone says is that rank's."""
+    if len(per_view) == 1:
+        return sorted(per_view[0], key=lambda item: item.order)
+    groups: dict[tuple[Any, ...], list[tuple[View, T]]] = {}
+    for view, items in zip(views, per_view, strict=True):
+        for item in items:
+            key = (item.check, item.module, item.into, item.path, item.call)
+            if item.check is Check.PARTIAL:
+                key = (*key, item.rank)
+            groups.setdefault(key, []).append((view, item))
+    merged = []
+    for said in groups.values():
+        bad = [(view, item) for view, item in said if item.verdict is not Verdict.ALIGNED] or said
+        view, item = bad[0]
+        ranks = {rank for view, _ in bad for rank in view.ranks}
+        is_everywhere = len(bad) == len(views)
+        rank = item.rank if item.check is Check.PARTIAL else None
+        if item.verdict is not Verdict.ALIGNED and not is_everywhere and len(ranks) == 1:
+            rank = next(iter(ranks))
+        merged.append(replace(item, rank=rank))
+    return sorted(merged, key=lambda item: item.order)
+
+
+def _notes(trace: Trace) -> tuple[str, ...]:
+    notes = []
+    for names, side, other in (
+        (trace.unmatched_reference, "reference", "candidate"),
+        (trace.unmatched_candidate, "candidate", "reference"),
+    ):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            notes.append(f"fired in the {side} but not in the {other}: {shown}")
+    for names, side in zip(trace.unmatched_parameters, ("reference", "candidate"), strict=True):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            notes.append(f"parameters of the {side} alone: {shown}")
+    return tuple(notes)
+
+
+def _unique(items: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
+    return tuple(dict.fromkeys(items))

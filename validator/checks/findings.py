@@ -1,0 +1,160 @@
+"""What the checks say: findings, the judgement of every edge, and the outcome of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Arm", "Check", "Evidence", "Finding", "Judgement", "Outcome", "Signature", "Unchecked", "Verdict"]
+
+
+class Verdict(StrEnum):
+    """Of an edge (`unchecked` is an edge's alone) or of a run (`inconclusive` is a run's alone)."""
+
+    ALIGNED = "aligned"
+    UNDECLARED_PRECISION = "undeclared_precision"
+    DIVERGENT = "divergent"
+    INCONCLUSIVE = "inconclusive"
+    UNCHECKED = "unchecked"
+
+
+class Check(StrEnum):
+    """Which check judged."""
+
+    PARAMETER = "parameter"
+    INPUT = "input"
+    EXACT = "exact"
+    FUNCTION = "function"
+    WIRING = "wiring"
+    REPLICA = "replica"
+    PARTIAL = "partial"
+    PAIR = "pair"
+    DISTRIBUTION = "distribution"
+    MEMORY = "memory"
+
+
+class Arm(StrEnum):
+    """Which rule of the verdict fired (NUMERICS section 5)."""
+
+    EXACT = "EXACT"
+    CLASS = "CLASS"
+    MAX = "MAX"
+    GAIN = "GAIN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """A hypothesis of the kind of fault: what would make the edge agree.
+
+    Attributes:
+        kind: such as `"factor"`, `"double_reduction"`, `"permutation"`, `"bias_per_rank"`.
+        parameters: such as `{"factor": 2.0}`.
+        residual_ulp: largest error in ulp after the correction, or None where it was not applied.
+    """
+
+    kind: str
+    parameters: Mapping[str, Any]
+    residual_ulp: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The figures behind a judgement; None where a figure has no meaning.
+
+    Attributes:
+        max_over_band: largest |d| as a multiple of what the band allows.
+        gain: least-squares gain of the difference on the oracle, and `z`, its distance from 0 in standard errors.
+        ulp_error_max: largest |d| in ulp of the candidate's format.
+        worst_index: index of the worst element, with the oracle's value (`reference`) and the candidate's.
+        outside: how many elements are outside the band, of `elements`.
+        worst_allowed_ulp: what the band allows at the worst element, in ulp.
+    """
+
+    max_over_band: float | None = None
+    gain: float | None = None
+    z: float | None = None
+    ulp_error_max: float | None = None
+    worst_index: tuple[int, ...] | None = None
+    reference: float | None = None
+    candidate: float | None = None
+    outside: int | None = None
+    elements: int | None = None
+    worst_allowed_ulp: float | None = None
+    shape: tuple[int, ...] | None = None
+    dims: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An edge that rounding can't explain, in the JSON schema's words (DESIGN.md)."""
+
+    module: str
+    candidate_module: str
+    check: Check
+    verdict: Verdict
+    arm: Arm
+    summary: str
+    evidence: Evidence
+    into: str | None = None
+    path: str = ""
+    op: str | None = None
+    call: int = 0
+    rank: int | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+    signature: Signature | None = None
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What was said of one edge, aligned or not: a row of the frame."""
+
+    module: str
+    candidate_module: str
+    check: Check
+    verdict: Verdict
+    order: int
+    evidence: Evidence
+    into: str | None = None
+    path: str = ""
+    call: int = 0
+    rank: int | None = None
+    arm: Arm | None = None
+    recipe: str | None = None
+    dtype: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """A module (or one of its edges) that no check judged, and why."""
+
+    module: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Everything that the checks say of a run.
+
+    Attributes:
+        verdict: of the run, rolled up as in DESIGN.md.
+        findings: in execution order, parameters first.
+        judgements: one an edge.
+        unobservable: edges whose input can't show a systematic fault, with the reason.
+        distribution: end-to-end figures by name, or None where the model has no logits.
+        run: metadata of both sides: `{"reference": {...}, "candidate": {...}}`.
+        why_inconclusive: reasons, where the verdict is `inconclusive`.
+        notes: other things a reader must know (modules that fired on one side alone, ...).
+    """
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    judgements: tuple[Judgement, ...]
+    unchecked: tuple[Unchecked, ...] = ()
+    unobservable: tuple[Unchecked, ...] = ()
+    distribution: Mapping[str, Any] | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    why_inconclusive: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

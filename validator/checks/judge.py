@@ -1,0 +1,300 @@
+"""The verdict on one edge: EXACT, CLASS, MAX and GAIN (NUMERICS section 5).
+
+Shape legend: * = the edge's shape; N = judged elements.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from validator.checks.findings import Arm, Evidence
+from validator.numerics.bands import normal_lambda, tail_lambda
+from validator.numerics.formats import Format, format_of
+from validator.numerics.gain import Gain, gain, slice_gains
+from validator.numerics.rounding import round_nearest
+from validator.numerics.ulp import ulp
+
+__all__ = ["Assessment", "Band", "Bench", "judge_edge", "judge_equal"]
+
+MEASURED_FACTOR = 1.4
+"""How much wider lambda is where sigma is measured by a few stochastic runs.
+
+With K = 12 runs shrunk with weight 8, sigma has a relative error of about 16%, and the sums behind
+it have heavier tails than a normal distribution. `benchmarks/calibration.py` measures the largest
+healthy |d|/sigma; this factor keeps it inside.
+"""
+
+GAIN_Z = 6.0
+"""A gain counts from here on: one false alarm in 1e9 tests."""
+
+MINIMUM_DIFFERING = 50
+"""Below so many elements that differ from the control, its gain says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """What rounding explains: `ulp/2 + bound + lambda*sigma`.
+
+    Attributes:
+        sigma: `[*]` float64 or 0: standard deviation before the last rounding.
+        bound: `[*]` float64 or 0: hard bound on coherent errors.
+        is_measured: whether sigma comes from stochastic runs.
+        has_tails: whether the errors are those of sums that are stored as wide as they are accumulated, whose
+            distribution has exponential tails.
+    """
+
+    sigma: Tensor | float = 0.0
+    bound: Tensor | float = 0.0
+    is_measured: bool = False
+    has_tails: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What is the same for every edge of a run.
+
+    Attributes:
+        elements: how many elements the whole run judges, which sets lambda.
+    """
+
+    elements: int
+
+    def multiplier(self, band: Band) -> float:
+        """Return lambda."""
+        if band.has_tails:
+            return tail_lambda(self.elements)
+        return normal_lambda(self.elements) * (MEASURED_FACTOR if band.is_measured else 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """What the rules say of one edge under one recipe.
+
+    Attributes:
+        arm: the rule that fired, or None where rounding explains the edge.
+        evidence: the figures.
+        outside: `[n, dims]` int64 indices of the guilty elements (all of a guilty slice for GAIN).
+        note: why part of the judgement was not possible, or "".
+    """
+
+    arm: Arm | None
+    evidence: Evidence
+    outside: Tensor
+    note: str = ""
+
+
+def judge_equal(*, exact: Tensor, cand: Tensor, judged: Tensor | None, dims: tuple[str, ...]) -> Assessment:
+    """Judge values that no arithmetic came between: any differing value diverges.
+
+    Args:
+        exact: `[*]` float64, integer or boolean: what the reference passes on.
+        cand: `[*]` in the candidate's dtype.
+        judged: `[*]` boolean, or None for all.
+        dims: meaning of each dim.
+    """
+    candidate = cand.to(torch.float64) if cand.is_floating_point() else cand
+    differs = (candidate != exact) & ~(candidate.isnan() & exact.isnan())
+    if judged is not None:
+        differs &= judged
+    outside = differs.nonzero()
+    count = int(differs.numel() if judged is None else judged.sum())
+    evidence = Evidence(outside=len(outside), elements=count, shape=tuple(cand.shape), dims=dims)
+    if not len(outside):
+        return Assessment(arm=None, evidence=evidence, outside=outside)
+    error = (candidate.to(torch.float64) - exact.to(torch.float64)).abs().masked_fill(~differs, -1.0).nan_to_num(math.inf)
+    worst = _unravel(int(error.argmax()), cand.shape)
+    spacing = float(ulp(exact[worst].to(torch.float64), format_of(cand.dtype))) if cand.is_floating_point() else None
+    evidence = Evidence(
+        max_over_band=math.inf,
+        ulp_error_max=float(error.max()) / spacing if spacing else None,
+        worst_index=worst,
+        reference=float(exact[worst]),
+        candidate=float(candidate[worst]),
+        outside=len(outside),
+        elements=count,
+        worst_allowed_ulp=0.0,
+        shape=tuple(cand.shape),
+        dims=dims,
+    )
+    return Assessment(arm=Arm.EXACT, evidence=evidence, outside=outside)
+
+
+def judge_edge(
+    *,
+    exact: Tensor,
+    cand: Tensor,
+    band: Band,
+    control: Tensor | None,
+    judged: Tensor | None,
+    dims: tuple[str, ...],
+    bench: Bench,
+) -> Assessment:
+    """Judge a computed edge against the oracle.
+
+    Args:
+        exact: `[*]` float64, the oracle's value `y64`.
+        cand: `[*]` in the candidate's floating dtype.
+        band: what rounding explains.
+        control: `[*]` float64, the reference's own code under the same recipe, rounded to the candidate's format;
+            None to round the oracle's value (an edge behind a single operator).
+        judged: `[*]` boolean, or None for all.
+        dims: meaning of each dim.
+        bench: what is common to the run.
+
+    Returns:
+        The first rule that fires, in the order CLASS, MAX, GAIN.
+    """
+    fmt = format_of(cand.dtype)
+    selected = torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape)
+    where = selected.nonzero()
+    y, c = exact[selected], cand[selected].to(torch.float64)
+    sigma, bound = _select(band.sigma, selected), _select(band.bound, selected)
+    if not y.numel():
+        return Assessment(arm=None, evidence=Evidence(elements=0), outside=where, note="no element to judge")
+    spacing = ulp(y, fmt)
+    slack = bound + bench.multiplier(band) * sigma
+    wrong_class = _class_differs(y, c, fmt, spacing, slack)
+    difference = c - y
+    usable = difference.isfinite() & ~wrong_class
+    ratio = torch.where(usable, difference.abs() / (spacing / 2 + slack), torch.zeros_like(y))
+    outside = ratio > 1
+    g, g_control, guilty = _gains(
+        y=y,
+        c=c,
+        spacing=spacing,
+        sigma=sigma,
+        control=None if control is None else control[selected],
+        usable=usable,
+        where=where,
+        dims=dims,
+        fmt=fmt,
+    )
+    arm, bad = None, torch.zeros_like(outside)
+    if bool(wrong_class.any()):
+        arm, bad = Arm.CLASS, wrong_class
+    elif bool(outside.any()):
+        arm, bad = Arm.MAX, outside
+    elif guilty is not None:
+        arm, bad = Arm.GAIN, guilty
+    error_ulp = torch.where(usable, difference.abs() / spacing, torch.zeros_like(y))
+    worst = int(bad.nonzero()[0]) if arm is Arm.CLASS else int(ratio.argmax())
+    evidence = Evidence(
+        max_over_band=float(ratio.max()),
+        gain=None if math.isnan(g.gain) else g.gain,
+        z=None if g.abstains else g.z,
+        ulp_error_max=float(error_ulp.max()),
+        worst_index=tuple(where[worst].tolist()),
+        reference=float(y[worst]),
+        candidate=float(c[worst]),
+        outside=int(bad.sum()),
+        elements=y.numel(),
+        worst_allowed_ulp=float((spacing[worst] / 2 + slack[worst]) / spacing[worst]),
+        shape=tuple(cand.shape),
+        dims=dims,
+    )
+    note = "" if not g.abstains else "too few independent elements for the gain test"
+    return Assessment(arm=arm, evidence=evidence, outside=where[bad], note=note)
+
+
+def _class_differs(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor, slack: Tensor) -> Tensor:
+    """Tell where NaN, infinity or saturation differ from the rounded oracle, beyond what rounding decides."""
+    rounded = round_nearest(y, fmt)
+    differs = (rounded.isnan() != c.isnan()) | (rounded.isinf() != c.isinf())
+    differs |= rounded.isinf() & c.isinf() & (rounded.sign() != c.sign())
+    # Near the format's maximum a healthy result falls on either side.
+    near = ((y.abs() - fmt.max - spacing / 2).abs() <= slack + spacing / 2) & (y.sign() == c.sign())
+    return differs & ~(near & ~c.isnan())
+
+
+def _gains(
+    *,
+    y: Tensor,
+    c: Tensor,
+    spacing: Tensor,
+    sigma: Tensor,
+    control: Tensor | None,
+    usable: Tensor,
+    where: Tensor,
+    dims: tuple[str, ...],
+    fmt: Format,
+) -> tuple[Gain, Gain | None, Tensor | None]:
+    """Run the gain test on the whole edge, then on each head and channel; return what is guilty, or None."""
+    rounded = round_nearest(y, fmt) if control is None else control
+    usable = usable & rounded.isfinite()
+    empty = Gain(gain=math.nan, z=math.nan, clusters=0.0)
+    if not bool(usable.any()):
+        return empty, None, None
+    y, c, rounded, spacing, sigma = y[usable], c[usable], rounded[usable], spacing[usable], sigma[usable]
+    rows = _rows(where[usable], dims)
+    weight = 1 / (spacing.square() / 12 + sigma.square())
+    values = c.abs()
+    floor = fmt.unit_roundoff / 16
+    if fmt.precision >= 24:
+        floor = max(floor, float((sigma / y.abs().clamp_min(fmt.min_normal)).median()))
+    g = gain(difference=c - y, reference=y, weight=weight, rows=rows, values=values)
+    if g.abstains or abs(g.gain) <= floor:
+        whole = False
+        g_control = None
+    else:
+        g_control = gain(difference=c - rounded, reference=y, weight=weight, rows=rows, values=values)
+        whole = (
+            abs(g.z) > GAIN_Z
+            and int((c != rounded).sum()) >= MINIMUM_DIFFERING
+            and not g_control.abstains
+            and abs(g_control.z) > GAIN_Z
+            and abs(g_control.gain) > floor
+        )
+    guilty = torch.zeros_like(usable)
+    if whole:
+        guilty[usable] = True
+        return g, g_control, guilty
+    for dim, meaning in enumerate(dims):
+        if meaning not in ("head", "channel"):
+            continue
+        slices = torch.unique(where[usable][:, dim], return_inverse=True)[1]
+        count = int(slices.max()) + 1
+        if y.numel() < count * MINIMUM_DIFFERING:
+            continue
+        limit = math.sqrt(GAIN_Z**2 + 2 * math.log(count))
+        arguments = {"reference": y, "weight": weight, "slices": slices, "rows": rows, "values": values}
+        own_g, own_z = slice_gains(difference=c - y, **arguments)
+        control_g, control_z = slice_gains(difference=c - rounded, **arguments)
+        differing = torch.zeros(count, dtype=torch.float64).index_add_(0, slices, (c != rounded).to(torch.float64))
+        fires = (own_z.abs() > limit) & (control_z.abs() > limit) & (differing >= MINIMUM_DIFFERING)
+        fires &= (own_g.abs() > floor) & (control_g.abs() > floor)
+        if bool(fires.any()):
+            guilty[usable] = fires[slices]
+            worst = int(own_z.abs().masked_fill(~fires, 0).argmax())
+            slice_gain = Gain(gain=float(own_g[worst]), z=float(own_z[worst]), clusters=math.nan)
+            return slice_gain, None, guilty
+    return g, g_control, None
+
+
+def _rows(where: Tensor, dims: tuple[str, ...]) -> Tensor:
+    """Return the row of each judged element: its place along batch and token, else all dims but the last."""
+    row_dims = [i for i, meaning in enumerate(dims) if meaning in ("batch", "token")]
+    if not row_dims:
+        row_dims = list(range(where.shape[1] - 1))
+    rows = torch.zeros(len(where), dtype=torch.int64)
+    for dim in row_dims:
+        rows = rows * (int(where[:, dim].max()) + 1) + where[:, dim]
+    if len(where) and bool((rows == rows[0]).all()):
+        # One row alone: blocks of neighbouring columns stand in for rows.
+        return where[:, -1] // 16
+    return rows
+
+
+def _select(value: Tensor | float, selected: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.expand(selected.shape)[selected]
+    return torch.full((int(selected.sum()),), value, dtype=torch.float64)
+
+
+def _unravel(index: int, shape: torch.Size) -> tuple[int, ...]:
+    place = []
+    for size in reversed(shape):
+        index, offset = divmod(index, size)
+        place.append(offset)
+    return tuple(reversed(place))

@@ -1,0 +1,96 @@
+"""The replica check: tensors that every rank should hold alike, bit by bit.
+
+Where replicas part, everything behind them does until a collective joins them again. Only the
+edge where they part is a finding: one whose own inputs agreed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from validator.align.trace import Edge, Trace, TraceCall, View
+from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
+
+__all__ = ["check_replicas"]
+
+
+def check_replicas(trace: Trace, found: Sequence[Finding]) -> tuple[list[Judgement], list[Finding]]:
+    """Find the edges where replicas part.
+
+    Args:
+        trace: the candidate's run.
+        found: findings of other checks: an edge that one of them names needs no second finding.
+
+    Returns:
+        One judgement for the run where all replicas agree, else one for each edge where they part; and findings.
+    """
+    if trace.world_size == 1:
+        return [], []
+    named = {(f.module, f.call) for f in found} | {(f.into, f.call) for f in found if f.into is not None}
+    tainted_parameters = {name.rpartition(".")[0] for name, e in trace.parameters.items() if e.disagreeing}
+    judgements, findings = [], []
+    for call in trace.calls.values():
+        children = [c for c in trace.calls.values() if c.parent == (call.module, call.n)]
+        is_given_alike = not any(edge.disagreeing for edge in call.inputs.values())
+        is_inside_alike = not any(edge.disagreeing for c in children for edge in c.outputs.values())
+        for edge in call.outputs.values():
+            if not edge.disagreeing:
+                judgements.append(_judgement(call, edge, None))
+                continue
+            parts_here = is_given_alike and is_inside_alike and call.module not in tainted_parameters
+            if not parts_here:
+                continue
+            judgements.append(_judgement(call, edge, edge.disagreeing))
+            if (call.module, call.n) not in named:
+                findings.append(_finding(call, edge))
+    return judgements, findings
+
+
+def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Judgement:
+    return Judgement(
+        module=call.module,
+        candidate_module=call.candidate_module,
+        check=Check.REPLICA,
+        path=edge.path,
+        call=call.n,
+        verdict=Verdict.DIVERGENT if ranks else Verdict.ALIGNED,
+        arm=Arm.EXACT if ranks else None,
+        order=call.order,
+        dtype=edge.dtype,
+        evidence=Evidence(shape=edge.shape),
+    )
+
+
+def _finding(call: TraceCall, edge: Edge) -> Finding:
+    rank = edge.disagreeing[0] if len(edge.disagreeing) == 1 else None
+    first = edge.read(View(ranks=(0,))).data
+    other = edge.read(View(ranks=(edge.disagreeing[0],)))
+    differs = (first != other.data) & ~(first.isnan() & other.data.isnan())
+    count = int(differs.sum())
+    worst = tuple(differs.nonzero()[0].tolist()) if count else None
+    ranks = ", ".join(map(str, edge.disagreeing))
+    evidence = Evidence(
+        outside=count,
+        elements=differs.numel(),
+        shape=edge.shape,
+        dims=other.dims,
+        worst_index=worst,
+        reference=float(first[worst]) if worst else None,
+        candidate=float(other.data[worst]) if worst else None,
+    )
+    return Finding(
+        module=call.module,
+        candidate_module=call.candidate_module,
+        check=Check.REPLICA,
+        path=edge.path,
+        call=call.n,
+        rank=rank,
+        verdict=Verdict.DIVERGENT,
+        arm=Arm.EXACT,
+        order=call.order,
+        evidence=evidence,
+        summary=(
+            f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} differs from "
+            f"rank 0 in {count} of {torch.Size(edge.shape).numel()} elements, although what went in was the same"
+        ),
+    )

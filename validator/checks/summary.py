@@ -1,0 +1,71 @@
+"""One sentence for a finding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from validator.checks.findings import Arm, Check, Evidence, Signature
+from validator.numerics.recipes import Recipe
+
+__all__ = ["signature_words", "summarise"]
+
+
+def summarise(
+    *,
+    module: str,
+    check: Check,
+    into: str | None,
+    path: str,
+    rank: int | None,
+    arm: Arm | None,
+    recipe: Recipe | None,
+    evidence: Evidence,
+    signature: Signature | None,
+    where: Mapping[str, Any],
+) -> str:
+    """Say in one sentence what is wrong where, and what it looks like."""
+    name = module or "the model"
+    subject = {
+        Check.PARAMETER: f"{name}: parameter {path}",
+        Check.INPUT: f"{name}: input {path}",
+        Check.PARTIAL: f"{name}: the partial result",
+    }.get(check, f"{name}: what goes into {into}" if into is not None else f"{name}: the output")
+    on_rank = "" if rank is None else f" on rank {rank}"
+    share = f"{evidence.outside} of {evidence.elements} elements"
+    if recipe is not None:
+        return f"{subject}{on_rank} is explained by the recipe {recipe.name!r} alone, which was not declared"
+    if arm is Arm.EXACT:
+        what = f"differs in {share}, and nothing is computed there" if check is not Check.PARAMETER else (
+            f"differs in {share}"
+        )
+    elif arm is Arm.CLASS:
+        what = f"has NaN, infinity or saturation where the oracle has none, or the other way round, in {share}"
+    elif arm is Arm.GAIN:
+        what = (
+            f"is off by a factor of {1 + (evidence.gain or 0.0):.6g} (z = {evidence.z or 0.0:.0f}), "
+            "too small for any single element to show"
+        )
+    else:
+        what = f"is outside what rounding explains in {share} (at worst {evidence.max_over_band or 0.0:.3g} times the band)"
+    spots = "; ".join(f"{kind} {_list(values)}" for kind, values in where.items() if values and arm is not Arm.GAIN)
+    hint = "" if signature is None else f"; looks like {signature_words(signature)}"
+    return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{hint}"
+
+
+def signature_words(signature: Signature) -> str:
+    """Name a hypothesis in words."""
+    p = signature.parameters
+    return {
+        "bias_per_rank": lambda: f"the bias added {p.get('times')} times, once on every rank",
+        "bias_missing": lambda: "the bias left out",
+        "double_reduction": lambda: f"the sum over ranks taken twice (a factor of {p.get('factor'):g})",
+        "missing_reduction": lambda: f"a sum over ranks left out (a factor of {p.get('factor'):g})",
+        "factor": lambda: f"a factor of {p.get('factor'):.6g}",
+        "constant_vector": lambda: "a constant vector added to every row",
+        "other_parameter": lambda: f"the values of {p.get('name')}",
+        "permutation": lambda: f"{'rows' if p.get('dim') == 0 else 'columns'} in another order ({p.get('blocks')} blocks)",
+    }.get(signature.kind, lambda: signature.kind.replace("_", " "))()
+
+
+def _list(values: list[int]) -> str:
+    shown = ", ".join(map(str, values[:6]))
+    return shown if len(values) <= 6 else f"{shown} and {len(values) - 6} more"

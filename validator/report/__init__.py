@@ -1,0 +1,1 @@
+"""What a reader sees of an outcome: terminal text, JSON, a frame."""

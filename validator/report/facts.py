@@ -1,0 +1,71 @@
+"""Facts that every rendering of an outcome needs: text, JSON and frame say the same thing."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from validator.checks.findings import Check, Finding, Judgement, Outcome, Verdict
+
+__all__ = [
+    "checked",
+    "first_divergence",
+    "layers",
+    "parallelism",
+    "recipes",
+    "side",
+    "storage_format",
+    "world_size",
+]
+
+_LAYER = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+
+
+def first_divergence(outcome: Outcome) -> Finding | None:
+    """Return the first finding, in execution order, that is divergent; None if there is none."""
+    return next((f for f in outcome.findings if f.verdict is Verdict.DIVERGENT), None)
+
+
+def checked(outcome: Outcome) -> dict[Check, int]:
+    """Count the judged edges by check; every check has a key, edges that were not judged count nowhere."""
+    counts = Counter(judgement.check for judgement in _judged(outcome))
+    return {check: counts[check] for check in Check}
+
+
+def layers(outcome: Outcome) -> int:
+    """Count the layers with a judged edge: modules whose name ends in the first number of a dotted path."""
+    found = (_LAYER.match(judgement.module) for judgement in _judged(outcome))
+    return len({match.group() for match in found if match})
+
+
+def recipes(outcome: Outcome) -> tuple[str, ...]:
+    """Return the recipes that explain the aligned edges, the most frequent first."""
+    counts = Counter(j.recipe for j in outcome.judgements if j.verdict is Verdict.ALIGNED and j.recipe)
+    return tuple(recipe for recipe, _ in counts.most_common())
+
+
+def storage_format(outcome: Outcome) -> str:
+    """Return the most frequent floating dtype of the judged edges, or `""` if there is none."""
+    counts = Counter(j.dtype for j in _judged(outcome) if "float" in j.dtype)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def side(outcome: Outcome, name: str) -> Mapping[str, Any]:
+    """Return the run metadata of one side, `"reference"` or `"candidate"`; empty if it has none."""
+    metadata = outcome.run.get(name)
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def parallelism(outcome: Outcome) -> Mapping[str, Any]:
+    """Return how the candidate was sharded: `world_size` and the sizes of the mesh axes."""
+    metadata = side(outcome, "candidate").get("parallelism")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def world_size(outcome: Outcome) -> int:
+    """Return the candidate's number of ranks; 1 if the run does not say."""
+    return int(parallelism(outcome).get("world_size") or 1)
+
+
+def _judged(outcome: Outcome) -> list[Judgement]:
+    return [j for j in outcome.judgements if j.verdict is not Verdict.UNCHECKED]

@@ -1,0 +1,148 @@
+"""Findings as rows of text: the first with its evidence, further ones on a line each."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from validator.checks.findings import Arm, Check, Finding, Outcome, Verdict
+from validator.report import facts, phrases
+from validator.report.screen import Row, Section
+
+__all__ = ["first_section", "further_section", "missing_recipe"]
+
+_FURTHER = 8
+# These checks hold the candidate to values of the reference or of another rank: there is no oracle.
+_WITHOUT_ORACLE = {
+    Check.PARAMETER: "rounded once to {dtype}",
+    Check.INPUT: "",
+    Check.EXACT: "",
+    Check.REPLICA: "the replica of the lowest rank",
+    Check.PAIR: "",
+}
+
+
+def first_section(outcome: Outcome, finding: Finding) -> Section:
+    """Return everything that is known of one finding, as STYLE's example shows it."""
+    kind = "divergence" if finding.verdict is Verdict.DIVERGENT else "undeclared precision"
+    call = f", call {finding.call}" if finding.call else ""
+    before = sum(j.order < finding.order and j.verdict is Verdict.ALIGNED for j in outcome.judgements)
+    edges = f"{phrases.count(before, 'edge')} before it {'is' if before == 1 else 'are'} aligned"
+    how = f"{finding.check} check{call}" + (f"; {edges}" if before else "")
+    return Section(
+        title=f"{phrases.edge_name(finding)}: first {kind} ({how})",
+        rows=tuple(_rows(outcome, finding)),
+    )
+
+
+def further_section(findings: Sequence[Finding]) -> Section:
+    """Return one aligned line for each of the first findings, and how many more there are."""
+    cells = [_cells(finding) for finding in findings[:_FURTHER]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    if len(findings) > _FURTHER:
+        lines.append(f"... and {len(findings) - _FURTHER} more")
+    return Section(
+        title=phrases.count(len(findings), "further finding"),
+        rows=tuple(Row(text=line) for line in lines),
+    )
+
+
+def missing_recipe(finding: Finding) -> str | None:
+    """Return the recipe that would explain the finding if it were declared, or None."""
+    return finding.recipe if finding.verdict is Verdict.UNDECLARED_PRECISION else None
+
+
+def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
+    evidence, where = finding.evidence, phrases.places(finding.where)
+    yield Row(label="what", text=finding.summary)
+    yield Row(label="reference", text=_reference(outcome, finding))
+    yield Row(label="candidate", text=_candidate(outcome, finding))
+    if evidence.outside and evidence.elements:
+        share = phrases.percent(evidence.outside, evidence.elements)
+        text = f"{evidence.outside} of {evidence.elements} elements ({share})"
+        label = "differ" if finding.arm is Arm.EXACT else "outside"
+        yield Row(label=label, text=f"{text}, all in {where}" if where else text)
+    elif where:
+        yield Row(label="where", text=where)
+    if finding.arm is Arm.GAIN and evidence.gain is not None:
+        z = "" if evidence.z is None else f", {phrases.number(abs(evidence.z))} standard errors from 0"
+        yield Row(label="gain", text=f"{phrases.scientific(evidence.gain)}{z}: too systematic for rounding")
+    if evidence.worst_index is not None:
+        yield Row(label="worst", text=_worst(finding))
+    if finding.signature is not None:
+        yield Row(label="looks like", text=phrases.signature(finding.signature))
+    command = outcome.run.get("command")
+    if command:
+        modules = f" --include {shlex.quote(f'{finding.module}*')}" if finding.module else ""
+        yield Row(label="next", text=f"{command}{modules} --keep run", command=True)
+
+
+def _reference(outcome: Outcome, finding: Finding) -> str:
+    evidence, dtype = finding.evidence, _dtype(outcome, finding)
+    how = _WITHOUT_ORACLE.get(finding.check, "float64 oracle, weights rounded to {dtype}")
+    parts = (
+        facts.side(outcome, "reference").get("source"),
+        how.format(dtype=dtype or "the candidate's format"),
+        phrases.shape(evidence.shape, evidence.dims) if evidence.shape else "",
+    )
+    return "  ".join(filter(None, parts))
+
+
+def _candidate(outcome: Outcome, finding: Finding) -> str:
+    parts = (
+        _dtype(outcome, finding),
+        _sharding(outcome),
+        "" if finding.rank is None else f"seen on rank {finding.rank}",
+        f"named {finding.candidate_module}" if finding.candidate_module != finding.module else "",
+    )
+    source = facts.side(outcome, "candidate").get("source")
+    return "  ".join(filter(None, (source, ", ".join(filter(None, parts)))))
+
+
+def _sharding(outcome: Outcome) -> str:
+    ranks = facts.world_size(outcome)
+    sizes = facts.parallelism(outcome)
+    axes = [
+        f"{axis}={n}" for axis, n in sizes.items() if axis != "world_size" and isinstance(n, int) and n > 1
+    ]
+    return "" if ranks == 1 else " ".join((f"{ranks} ranks", *([f"({', '.join(axes)})"] if axes else [])))
+
+
+def _dtype(outcome: Outcome, finding: Finding) -> str:
+    """Return the format of the finding's own edge; of most edges if that one has no judgement."""
+    key = (finding.module, finding.check, finding.into, finding.path, finding.call)
+    own = (j.dtype for j in outcome.judgements if (j.module, j.check, j.into, j.path, j.call) == key)
+    return next(own, "") or facts.storage_format(outcome)
+
+
+def _worst(finding: Finding) -> str:
+    evidence = finding.evidence
+    trusted = "reference" if finding.check in _WITHOUT_ORACLE else "oracle"
+    values = [
+        f"{trusted} {evidence.reference:.8g}" if evidence.reference is not None else "",
+        f"candidate {evidence.candidate:.8g}" if evidence.candidate is not None else "",
+        f"{phrases.number(evidence.ulp_error_max)} ulp" if evidence.ulp_error_max is not None else "",
+    ]
+    band = evidence.worst_allowed_ulp
+    allowed = "" if band is None else f"; the band allows {phrases.number(band)}"
+    return f"{list(evidence.worst_index or ())}: {', '.join(filter(None, values))}{allowed}"
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    return (
+        phrases.edge_name(finding),
+        finding.check,
+        "" if finding.rank is None else f"rank {finding.rank}",
+        _figure(finding),
+        phrases.signature(finding.signature) if finding.signature else "",
+    )
+
+
+def _figure(finding: Finding) -> str:
+    evidence, recipe = finding.evidence, missing_recipe(finding)
+    if recipe:
+        return f"needs recipe {recipe}"
+    if finding.arm is Arm.GAIN and evidence.gain is not None:
+        return f"gain {phrases.scientific(evidence.gain)}"
+    if finding.arm is Arm.MAX and evidence.max_over_band is not None:
+        return f"{phrases.number(evidence.max_over_band)}x band"
+    return {Arm.EXACT: "bits differ", Arm.CLASS: "other class"}.get(finding.arm, finding.arm.lower())

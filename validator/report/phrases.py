@@ -1,0 +1,135 @@
+"""Numbers, places and names as short English: the words of the terminal text."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from validator.checks.findings import Check, Finding, Signature
+
+__all__ = [
+    "NO_BREAK_SPACE",
+    "count",
+    "edge_name",
+    "listing",
+    "module_name",
+    "number",
+    "percent",
+    "places",
+    "printable",
+    "scientific",
+    "shape",
+    "signature",
+]
+
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+_DIM_LETTERS = {"batch": "B", "token": "S", "head": "H", "channel": "D", "expert": "E"}
+
+
+def printable(text: str) -> str:
+    """Return `text` with what a terminal would obey instead of show, such as escape codes, spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def number(value: float | str) -> str:
+    """Return `value` with two or three significant digits; JSON's `"inf"` and `"nan"` are numbers too."""
+    value = float(value)
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if 99.95 <= size < 1e5:
+        return f"{value:.0f}"
+    if 0.995 <= size < 99.95:
+        return f"{value:.1f}"
+    if 0.0995 <= size < 0.995:
+        return f"{value:.2f}"
+    return scientific(value)
+
+
+def scientific(value: float) -> str:
+    """Return `value` as `1.2e-4`; what is not finite as its name."""
+    if not math.isfinite(value):
+        return str(value)
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def percent(part: float, whole: float = 1.0) -> str:
+    """Return `part / whole` in percent; only nothing is `0.0%`, and only all of it `100.0%`."""
+    share = 100 * part / whole
+    if 0 < share < 0.05:
+        return f"{scientific(share)}%"
+    if 99.95 <= share < 100:
+        return f"{share:.4g}%" if share < 99.995 else "over 99.99%"
+    return f"{share:.1f}%"
+
+
+def count(n: int, noun: str) -> str:
+    """Return `1 edge` or `2 edges`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def listing(items: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """Join the first `limit` items and say how many more there are."""
+    shown = separator.join(items[:limit])
+    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
+
+
+def module_name(fqn: str) -> str:
+    """Return the fqn as a reader sees it: the model itself has an empty one."""
+    return fqn or "(the model itself)"
+
+
+def edge_name(finding: Finding) -> str:
+    """Name the edge: the module, its parameter, or the child whose input is wrong."""
+    prefix = f"{finding.module}." if finding.module else ""
+    if finding.check is Check.PARAMETER and finding.path:
+        return prefix + finding.path.removeprefix(prefix)
+    name = module_name(finding.module)
+    return name if finding.into is None else f"{name}, into {finding.into.removeprefix(prefix)}"
+
+
+def shape(sizes: Sequence[int], dims: Sequence[str] | None) -> str:
+    """Return `[B=2, S=16, D=64]` with no-break spaces; a dim of unknown meaning has its size alone."""
+    letters = [_DIM_LETTERS.get(dim, "") for dim in dims or [""] * len(sizes)]
+    parts = (f"{letter}={n}" if letter else str(n) for letter, n in zip(letters, sizes, strict=True))
+    return f"[{f',{NO_BREAK_SPACE}'.join(parts)}]"
+
+
+def places(where: Mapping[str, Any]) -> str:
+    """Return `channel 40; tokens 3-6, 9`: where the elements of a finding lie."""
+    return "; ".join(_place(kind, value) for kind, value in where.items() if value not in (None, [], ()))
+
+
+def signature(found: Signature) -> str:
+    """Return the hypothesis: `factor 1.02, channel 40 (residual 0.4 ulp after it)`."""
+    parameters = dict(found.parameters)
+    words = [found.kind.replace("_", " ")]
+    if found.kind in parameters:
+        words = [f"{words[0]} {_value(parameters.pop(found.kind))}"]
+    words += [_place(name, value) for name, value in parameters.items()]
+    residual = "" if found.residual_ulp is None else f" (residual {number(found.residual_ulp)} ulp after it)"
+    return ", ".join(words) + residual
+
+
+def _place(kind: str, value: Any) -> str:
+    name = kind.replace("_", " ")
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return f"{name} {_value(value)}"
+    if not all(isinstance(item, int) for item in value):
+        return f"{name} {listing([_value(item) for item in value], 4)}"
+    return f"{name.removesuffix('s') if len(value) == 1 else name} {listing(_ranges(value), 4)}"
+
+
+def _ranges(numbers: Iterable[int]) -> list[str]:
+    """Join what ascends by one; the order is kept, since in a permutation it is what matters."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    return ["-".join(map(str, run)) for run in runs]
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

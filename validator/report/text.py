@@ -1,0 +1,123 @@
+"""An outcome as one screen of terminal text.
+
+The first line is the verdict; then the first finding with its evidence, the other findings, what
+was checked and what was not, and the end-to-end figures.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from validator.checks.findings import Check, Finding, Outcome, Unchecked, Verdict
+from validator.report import facts, finding_text, phrases
+from validator.report.screen import Row, Screen, Section
+
+__all__ = ["render", "to_text"]
+
+_STYLES = {
+    Verdict.ALIGNED: "bold green",
+    Verdict.UNDECLARED_PRECISION: "bold yellow",
+    Verdict.DIVERGENT: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+}
+_REASONS = 3
+_NOTES = 5
+
+
+def render(outcome: Outcome) -> Screen:
+    """Return the outcome as a rich renderable; it wraps to the width of the console that prints it."""
+    subject = facts.first_divergence(outcome) or next(iter(outcome.findings), None)
+    sections = []
+    if subject is not None:
+        sections.append(finding_text.first_section(outcome, subject))
+        others = [finding for finding in outcome.findings if finding is not subject]
+        if others:
+            sections.append(finding_text.further_section(others))
+    sections.append(Section(rows=tuple(_summary(outcome))))
+    return Screen(
+        headline=_headline(outcome, subject), style=_STYLES[outcome.verdict], sections=tuple(sections)
+    )
+
+
+def to_text(outcome: Outcome, width: int = 80) -> str:
+    """Return the outcome as plain text, wrapped at `width` columns, without a trailing newline."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None, legacy_windows=False).print(render(outcome))
+    return stream.getvalue().rstrip("\n")
+
+
+def _headline(outcome: Outcome, subject: Finding | None) -> str:
+    verdict = outcome.verdict.replace("_", " ")
+    if outcome.verdict is Verdict.INCONCLUSIVE:
+        return f"{verdict}: nothing differs beyond rounding, but too little was checked to call it aligned"
+    if subject is None:
+        return f"{verdict}: {_explained(outcome)}"
+    rank = "" if subject.rank is None else f", rank {subject.rank}"
+    recipe = finding_text.missing_recipe(subject)
+    needs = f"; recipe {recipe} would explain it" if recipe else ""
+    return f"{verdict}: first at {phrases.edge_name(subject)}{rank}{needs}"
+
+
+def _explained(outcome: Outcome) -> str:
+    edges = sum(n for check, n in facts.checked(outcome).items() if check is not Check.PARAMETER)
+    layers, recipes, ranks = facts.layers(outcome), facts.recipes(outcome), facts.world_size(outcome)
+    device = [
+        facts.storage_format(outcome),
+        phrases.count(ranks, "rank") if ranks > 1 else "",
+    ]
+    words = [
+        phrases.count(edges, "edge"),
+        f"of {phrases.count(layers, 'layer')}" if layers else "",
+        "explained by rounding",
+        f"({'recipe' if len(recipes) == 1 else 'recipes'} {', '.join(recipes)})" if recipes else "",
+    ]
+    return ", ".join(filter(None, (" ".join(filter(None, words)), *device))) + " against the float64 oracle"
+
+
+def _summary(outcome: Outcome) -> Iterator[Row]:
+    yield from _limited("why", outcome.why_inconclusive)
+    counts = [f"{check} {n}" for check, n in facts.checked(outcome).items() if n]
+    yield Row(label="checked", text=", ".join(counts) or "nothing")
+    if outcome.unchecked:
+        yield Row(label="unchecked", text=_reasons(outcome.unchecked))
+    if outcome.unobservable:
+        yield Row(label="unobservable", text=_reasons(outcome.unobservable))
+    yield from _distribution(outcome.distribution or {})
+    yield from _limited("note", outcome.notes)
+
+
+def _limited(label: str, texts: Sequence[str]) -> Iterator[Row]:
+    for text in texts[:_NOTES]:
+        yield Row(label=label, text=text)
+    if len(texts) > _NOTES:
+        yield Row(label=label, text=f"... and {len(texts) - _NOTES} more")
+
+
+def _reasons(items: Sequence[Unchecked]) -> str:
+    shown = [f"{phrases.module_name(item.module)} ({item.why})" for item in items]
+    return f"{len(items)}: {phrases.listing(shown, _REASONS, '; ')}"
+
+
+def _distribution(figures: Mapping[str, Any]) -> Iterator[Row]:
+    """Rows for the figures of `numerics.distributions`; those that are missing are left out."""
+    ways = [
+        f"{name} mean {phrases.number(figures[key]['mean'])}, max {phrases.number(figures[key]['max'])}"
+        for key, name in (("kl", "ref to cand"), ("kl_reverse", "cand to ref"))
+        if key in figures
+    ]
+    if ways:
+        floor = figures.get("kl_noise_floor")
+        rounding = "" if floor is None else f" (rounding alone gives {phrases.number(floor)})"
+        yield Row(label="KL", text="; ".join(ways) + rounding)
+    if "top1_agreement" in figures:
+        positions = f" of {figures['positions']} positions" if "positions" in figures else ""
+        share = phrases.percent(figures["top1_agreement"])
+        yield Row(label="top-1", text=f"same token at {share}{positions}{_flips(figures.get('flips'))}")
+
+
+def _flips(flips: Mapping[str, Any] | None) -> str:
+    if not flips or not flips["count"]:
+        return ""
+    return f"; {flips['explained']} of {phrases.count(flips['count'], 'flip')} explained by the margin"
