@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -148,18 +148,20 @@ def test_options_reach_the_candidate_alone(write: Write) -> None:
     assert target.reference().weight.dtype == torch.float32
 
 
+class Traveller(torch.Tensor):
+    """A tensor that remembers where it was sent."""
+
+    sent_to: ClassVar[list[Any]] = []
+
+    def to(self, device: torch.device) -> torch.Tensor:  # type: ignore[override]
+        self.sent_to.append(device)
+        return torch.ones(4, 3)
+
+
 def test_inputs_follow_the_model_to_its_device(write: Write) -> None:
-    text = PORT.replace("nn.Linear(3, 2).to", "torch.nn.Linear(3, 2, device='meta').to").replace(
-        '"cpu"', '"meta"'
-    )
     model = nn.Linear(3, 2)
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["input"].device), with_kwargs=True
-    )
-    seen: list[torch.device] = []
-    target = load_target(write(text))
-    target.run(model, target.inputs())
-    assert seen == [model.weight.device]
+    load_target(write(PORT)).run(model, {"input": torch.zeros(4, 3).as_subclass(Traveller)})
+    assert Traveller.sent_to == [model.weight.device]
 
 
 @pytest.mark.parametrize(
@@ -226,20 +228,19 @@ def test_a_path_that_is_no_target_says_what_it_is(tmp_path: Path) -> None:
 def test_a_file_that_fails_when_loaded_gives_its_error_and_line(
     write: Write, text: str, cause: type[BaseException], message: str
 ) -> None:
+    modules = set(sys.modules)
     with pytest.raises(TargetError) as error:
         load_target(write(text))
     assert re.fullmatch(message, str(error.value))
     assert type(error.value.__cause__) is cause
-    assert not [
-        name for name in sys.modules if name.startswith("validator_target_port") and "port.py" in name
-    ]
+    assert not [name for name in sys.modules.keys() - modules if name.startswith("validator_target")]
 
 
 def test_missing_functions_are_named_beside_those_that_are_there(write: Write) -> None:
     path = write(CANDIDATE + "def refrence(): ...\n")
     assert refused(path) == (
-        f"{path} has no reference, inputs; it has candidate, refrence. A target defines the functions reference, "
-        "candidate and inputs: add `def reference(): ...`"
+        f"{path} has no reference, inputs; it has candidate, refrence. A target defines the functions "
+        "reference, candidate and inputs: add `def reference(): ...`"
     )
 
 
@@ -254,21 +255,15 @@ def test_a_candidate_is_needed_only_when_it_is_asked_for(write: Write) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "reference = torch.nn.Linear(1, 1)",
-            "",
-        ),
         ("recipe = 'fast'", "recipe in {} is 'fast'; it must be 'fused', 'eager' or a validator.Recipe"),
         ("layout = ['a']", "layout in {} is ['a']; it must be a dict from module patterns to strings"),
         ("names = {'a': 1}", "names in {} is {{'a': 1}}; it must be a dict from module patterns to strings"),
         ("inputs = {'x': 1}", "inputs in {} is a dict, not a function; write `def inputs(...)`"),
     ],
-    ids=["module", "recipe", "layout", "names", "inputs"],
+    ids=["recipe", "layout", "names", "inputs"],
 )
 def test_an_attribute_of_the_wrong_kind_is_shown(write: Write, line: str, message: str) -> None:
     path = write(f"{PORT}\n{line}\n")
-    if line.startswith("reference"):
-        return
     assert refused(path) == message.format(path)
 
 
@@ -293,12 +288,12 @@ def test_an_attribute_of_the_wrong_kind_is_shown(write: Write, line: str, messag
         (
             "def inputs():\n    return torch.ones(1)\n",
             Target.inputs,
-            r"inputs\(\) of {} returned a Tensor; it must return a dict of the model's keyword arguments, such as .*",
+            r"inputs\(\) of {} returned a Tensor; it must return a dict of the model's keyword arguments.*",
         ),
         (
             "def inputs():\n    return {0: torch.ones(1)}\n",
             Target.inputs,
-            r"inputs\(\) of {} returned a dict with the key 0; its keys must be names of the model's arguments",
+            r"inputs\(\) of {} returned a dict with the key 0; its keys must be names of the model.*",
         ),
     ],
     ids=[
@@ -332,22 +327,22 @@ def test_a_model_that_fails_on_the_inputs_is_placed_in_the_user_s_code_with_the_
     with pytest.raises(TargetError) as error:
         target.run(target.reference(), target.inputs())
     assert re.fullmatch(
-        r"the reference fails on inputs\(\): RuntimeError: mat1 and mat2 shapes .* \(\S*port\.py:4 in forward\)\. "
+        r"the reference fails on inputs\(\): RuntimeError: mat1 and mat2 .* \(\S*port\.py:4 in forward\)\. "
         rf"inputs\(\) of {re.escape(str(path))} gave input \[4, 3\] float32",
         str(error.value),
     )
     assert isinstance(error.value.__cause__, RuntimeError)
-    with pytest.raises(TargetError, match="^the candidate fails on inputs"):
+    with pytest.raises(TargetError, match=r"^the candidate fails on inputs\(\): "):
         target.run(target.reference(), target.inputs(), side="candidate")
 
 
 def test_an_error_of_ours_passes_through_a_run_unchanged(write: Write) -> None:
     path = write(
-        PORT
-        + "\nfrom validator.errors import CaptureError\ndef run(model, inputs):\n    raise CaptureError('disk full')\n"
+        PORT + "from validator.errors import CaptureError\n"
+        "def run(model, inputs):\n    raise CaptureError('disk full')\n"
     )
     target = load_target(path)
-    with pytest.raises(CaptureError, match="^disk full$"):
+    with pytest.raises(CaptureError, match=r"^disk full$"):
         target.run(target.reference(), target.inputs())
 
 

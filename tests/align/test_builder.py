@@ -76,15 +76,20 @@ def test_a_row_parallel_module_has_partials_with_their_slices(reference: RankCap
     assert trace.calls["mlp", 0].partials == ()
 
 
-def test_a_replicated_input_has_no_slice() -> None:
-    def run(rank: int) -> RankCapture:
+@pytest.mark.parametrize("dim", [None, 1], ids=["replicated", "split by token"])
+def test_an_input_whole_in_its_last_dim_has_no_slice(dim: int | None) -> None:
+    whole = torch.zeros(2, 6, 4)
+
+    def run(rank: int, world: int) -> RankCapture:
         recorder = Recorder(rank)
-        with recorder.call("embed", {"input": torch.zeros(2, 3, dtype=torch.int64)}) as out:
+        with recorder.call("", {"x": whole}), recorder.call("down", {"input": part(rank, world)}):
             recorder.reduce(torch.full((2, 3, 4), float(rank)), torch.ones(2, 3, 4), (0, 1))
-            out[""] = torch.ones(2, 3, 4)
         return recorder.capture()
 
-    (partial,) = build_trace(cand=[run(0), run(1)], ref=run(0)).calls["embed", 0].partials
+    def part(rank: int, world: int) -> torch.Tensor:
+        return whole if dim is None else whole.chunk(world, dim)[rank]
+
+    (partial,) = build_trace(cand=[run(0, 2), run(1, 2)], ref=run(0, 1)).calls["down", 0].partials
     assert partial.input_boxes == {0: None, 1: None}
     assert torch.equal(partial.tensors[1], torch.ones(2, 3, 4))
 

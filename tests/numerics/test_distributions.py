@@ -174,7 +174,8 @@ def test_a_flip_to_a_hopeless_token_is_not_explained_by_a_close_runner_up() -> N
 def test_a_candidate_without_a_distribution_is_as_far_as_can_be() -> None:
     ref, cand = logits_of(4, 10), logits_of(4, 10)
     cand[1, 3], cand[2, 0], cand[3] = torch.nan, torch.inf, -torch.inf
-    figures = compare(ref, cand, targets=torch.zeros(4, dtype=torch.int64))
+    # Noise enough to explain any margin: it must not explain these.
+    figures = compare(ref, cand, targets=torch.zeros(4, dtype=torch.int64), logit_sigma=100.0)
     assert (figures.positions, figures.undefined) == (4, 3)
     assert (figures.kl.p50, figures.kl.max, figures.kl_reverse.mean) == (math.inf, math.inf, math.inf)
     assert (figures.js.max, figures.total_variation.mean) == (math.log(2), 0.75)
@@ -252,7 +253,8 @@ def test_a_vocabulary_of_one_token_is_no_special_case() -> None:
         ({"targets": torch.zeros(4)}, r"targets is torch\.float32"),
         ({"targets": torch.tensor([0, 8, -100, 1])}, "target 8 is no token of a vocabulary of 8"),
         ({"logit_sigma": torch.ones(8)}, r"logit_sigma has shape \[8\]"),
-        ({"ref": torch.zeros(4, 8, dtype=torch.int64)}, "int64"),
+        ({"ref": torch.zeros(4, 8, dtype=torch.int64)}, r"ref is torch\.int64"),
+        ({"cand": torch.zeros(4, 8, dtype=torch.int64)}, r"cand is torch\.int64"),
         ({"ref": torch.full((4, 8), math.nan)}, "no distribution at any of its 4 positions"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",

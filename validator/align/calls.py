@@ -48,8 +48,8 @@ def match_calls(*, cand: Sequence[RankCapture], ref: RankCapture, modules: Mappi
     problems: dict[str, str] = {}
     for _ in _walk(ref_children, cand_children, problems):
         pass
-    # Counts in a module's later calls condemn its earlier ones as well: a second walk leaves all of them out.
-    calls = [call for call in _walk(ref_children, cand_children, problems) if call.ref.module not in problems]
+    # A count that differs in a later call condemns the earlier ones as well: a second walk leaves all out.
+    calls = list(_walk(ref_children, cand_children, problems))
     calls.sort(key=lambda call: call.ref.start)
     return MatchedCalls(calls=tuple(calls), problems=tuple(problems.items()))
 

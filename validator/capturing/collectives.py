@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +29,7 @@ __all__ = ["CollectiveRecorder"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """One operator's arguments: names of those that enter and, for an operator in place, of those that leave."""
+    """Names of an operator's arguments that enter and, where it works in place, of those that leave."""
 
     op: str
     entered: str | None
@@ -100,7 +101,7 @@ class CollectiveRecorder(TorchDispatchMode):
     """
 
     def __init__(self, recorder: Recorder, writer: CaptureWriter, selection: Selection) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._writer = writer
         self._selection = selection
@@ -232,5 +233,5 @@ def _group_ranks(arguments: dict[str, Any]) -> tuple[int, ...]:
         name = group.group_name
     else:
         name = arguments["group_name"]
-    group = dist.distributed_c10d._resolve_process_group(name)
+    group = _resolve_process_group(name)
     return tuple(dist.get_process_group_ranks(group))

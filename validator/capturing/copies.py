@@ -67,7 +67,7 @@ def copy_tensor(tensor: torch.Tensor) -> HostCopy | None:
             return HostCopy(data=_like(copied, local), layout=layout)
         copied = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         copied.copy_(source, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(source.device))
         return HostCopy(data=_like(copied, local), layout=layout, ready=ready)
 
@@ -82,7 +82,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor | None:
     if isinstance(local, DTensor):
         local = local.to_local()
     if isinstance(local, AsyncCollectiveTensor):
-        local = local.trigger_wait()  # type: ignore[no-untyped-call]
+        local = local.trigger_wait()
     dense = local.layout == torch.strided and not local.is_quantized and not local.is_nested
     if not dense or local.is_meta or is_traceable_wrapper_subclass(local) or not is_storable(local.dtype):
         return None

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .copies import HostCopy, copy_tensor
+from .records import Mesh
 from .schema import escape_fqn, module_path
 from .selection import Selection
 from .values import bind_arguments, escape_part, flatten
@@ -56,6 +57,8 @@ class Recorder:
         recorded: number of calls recorded.
         inputs: copies of what entered the first call of all.
         left_out: tensors that could not be stored.
+        meshes: device meshes that tensors lay on.
+        outermost: stands for the enclosing call where there is none.
     """
 
     def __init__(self, model: nn.Module, writer: CaptureWriter, selection: Selection) -> None:
@@ -63,6 +66,7 @@ class Recorder:
         self.recorded = 0
         self.inputs: dict[str, HostCopy] = {}
         self.left_out: set[str] = set()
+        self.meshes: set[Mesh] = set()
         self._writer = writer
         self._selection = selection
         self._stack: list[OpenCall] = []
@@ -122,6 +126,8 @@ class Recorder:
     def put(self, path: str, row: int, tensor: torch.Tensor) -> bool:
         """Copy a tensor to the edge at `path`; False if it has no values that can be stored."""
         copy = copy_tensor(tensor)
+        if copy is not None and copy.layout.mesh is not None:
+            self.meshes.add(copy.layout.mesh)
         if copy is None:
             self.left_out.add(f"{path}: {type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
             return False

@@ -5,6 +5,7 @@ tells a capture that is being written from the remains of one that was killed. A
 replaced only by a complete one.
 """
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ from validator.errors import CaptureError
 
 from .schema import FORMAT, MANIFEST
 
-__all__ = ["Place", "is_capture", "partial_path", "rank_of", "rank_path"]
+__all__ = ["Place", "is_being_written", "is_capture", "partial_path", "rank_of", "rank_path"]
 
 
 def partial_path(path: Path) -> Path:
@@ -40,10 +41,22 @@ def is_capture(path: Path) -> bool:
     if path.is_dir():
         return (path / MANIFEST).is_file()
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with h5py.File(path, "r") as file:
             return bool(file.attrs.get("format") == FORMAT)
     except OSError:
         return False
+
+
+def is_being_written(partial: Path) -> bool:
+    """Say whether a live process holds the lock on `NAME.partial`."""
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 class Place:
@@ -100,10 +113,14 @@ class Place:
         try:
             if not self.is_file:
                 self._write_manifest(manifest)
-            if self._overwrite and self.path.is_dir():
-                self._remove_complete()
+            replaced = self.path.with_name(f"{self.path.name}.replaced-{os.getpid()}")
+            if self.path.is_dir():
+                # A folder can't be renamed onto another: for an instant the older capture has this name.
+                self.path.replace(replaced)
             self.partial.replace(self.path)
             _sync(self.path.parent)
+            if replaced.is_dir():
+                _remove_capture(replaced)
         except OSError as error:
             raise CaptureError(
                 f"{self.path}: the capture is written, but can't get its name: {error}. It is left in "
@@ -127,26 +144,21 @@ class Place:
     def _check_replaceable(self) -> None:
         if not self._overwrite:
             raise CaptureError(
-                f"{self.path} exists already. Give another name, remove it, or pass overwrite=True to replace "
-                "it once the new capture is complete."
+                f"{self.path} exists already. Give another name, remove it, or pass overwrite=True to "
+                "replace it once the new capture is complete."
             )
         if self.path.is_symlink() or self.path.is_dir() == self.is_file or not is_capture(self.path):
             raise CaptureError(f"{self.path} is not a capture, so it is not overwritten. Give another name.")
 
     def _occupied(self) -> str:
-        lock = os.open(self.partial, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if is_being_written(self.partial):
             return (
                 f"{self.path}: another capture is being written there right now ({self.partial} is locked). "
                 "Wait for it to end, or give another name."
             )
-        finally:
-            os.close(lock)
         return (
-            f"{self.path}: an earlier capture to it did not end; what it left is in {self.partial}. Read it with "
-            f"open_capture({str(self.path)!r}, allow_incomplete=True), or remove it to capture anew."
+            f"{self.path}: an earlier capture to it was killed or failed, and left {self.partial}. Read that "
+            f"with open_capture({str(self.path)!r}, allow_incomplete=True), or remove it to capture anew."
         )
 
     def _write_manifest(self, manifest: str) -> None:
@@ -158,14 +170,14 @@ class Place:
         draft.replace(self.partial / MANIFEST)
         _sync(self.partial)
 
-    def _remove_complete(self) -> None:
-        # Its manifest goes first: a kill in between leaves an incomplete capture, not a false one. Only
-        # files that a capture consists of are removed; a folder with others in it stays, and is an error.
-        (self.path / MANIFEST).unlink()
-        for file in self.path.iterdir():
-            if rank_of(file) is not None:
-                file.unlink()
-        self.path.rmdir()
+
+def _remove_capture(folder: Path) -> None:
+    # Only files that a capture consists of: whatever else somebody put there stays, and so does the folder.
+    for file in folder.iterdir():
+        if file.name == MANIFEST or rank_of(file) is not None:
+            file.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _sync(folder: Path) -> None:

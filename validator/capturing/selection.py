@@ -1,6 +1,6 @@
 """Which modules, calls and ranks a capture keeps."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -54,24 +54,27 @@ class Selection:
         """Say whether a rank is recorded."""
         return self.ranks is None or rank in self.ranks
 
-    def matched(self, fqns: Iterable[str]) -> set[str]:
-        """Return the globs, of `include` and `exclude` alike, that match one of the names."""
-        names = list(fqns)
-        return {glob for glob in self.include + self.exclude if any(fnmatchcase(n, glob) for n in names)}
-
-    def check_matched(self, matched: Iterable[str], what: str) -> None:
-        """Raise `CaptureError` if a glob is not among those that matched.
-
-        Args:
-            matched: globs that matched on any rank.
-            what: what they should have matched, for the message.
-        """
-        missing = [glob for glob in self.include + self.exclude if glob not in set(matched)]
+    def check_names(self, fqns: Collection[str]) -> None:
+        """Raise `CaptureError` for a glob that matches none of the model's modules, on any rank."""
+        missing = _unmatched(self.include + self.exclude, fqns)
         if missing:
             raise CaptureError(
-                f"{', '.join(map(repr, missing))} matches no module {what}. "
-                "Patterns are globs over names such as 'model.layers.0.mlp' (model.named_modules() lists them)."
+                f"{missing} matches no module of this model. Patterns are globs over names such as "
+                "'model.layers.0.mlp'; model.named_modules() lists them."
             )
+
+    def check_fired(self, fqns: Collection[str]) -> None:
+        """Raise `CaptureError` for a glob of `include` that matches no module that fired, on any rank."""
+        missing = _unmatched(self.include, fqns)
+        if missing:
+            raise CaptureError(
+                f"{missing} matches no module that fired: the run called none of them. Give a pattern for "
+                "modules that run (containers such as ModuleList never do), or run with other inputs."
+            )
+
+
+def _unmatched(globs: Sequence[str], fqns: Collection[str]) -> str:
+    return ", ".join(repr(g) for g in globs if not any(fnmatchcase(fqn, g) for fqn in fqns))
 
 
 def _globs(value: str | Sequence[str] | None) -> tuple[str, ...]:

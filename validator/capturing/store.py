@@ -339,7 +339,7 @@ class _Source:
         elements = max(1, size_bytes // self._itemsize)
         if large:
             # Chunks of equal size that the first value fills.
-            self._chunk = -(-elements // -(-size_bytes // _CHUNK_BYTES))
+            self._chunk: int = -(-elements // -(-size_bytes // _CHUNK_BYTES))
         else:
             self._chunk = max(1024, 1 << (max(1, size_bytes) - 1).bit_length()) // self._itemsize
 
@@ -357,7 +357,8 @@ class _Source:
 
     def room_bytes(self) -> int:
         elements: int = self._length - self.pending[0][0]
-        return (elements // self._chunk + 2) * (self._chunk * self._itemsize + 64) + 8192
+        chunks: int = elements // self._chunk + 2
+        return chunks * (self._chunk * self._itemsize + 64) + 8192
 
     def write(self, file: h5py.File) -> None:
         if self._dataset is None:

@@ -62,7 +62,8 @@ def rebuild(value: Any, replace: Callable[[str, Any], Any], path: str = "") -> A
         copy = {keys[name]: child for name, child in new.items()}
         if type(value) is dict:
             return copy
-        return type(value)(**copy) if dataclasses.is_dataclass(value) else type(value)(copy)
+        make: Any = type(value)
+        return make(**copy) if dataclasses.is_dataclass(value) else make(copy)
     if dataclasses.is_dataclass(value):
         return dataclasses.replace(value, **new)  # type: ignore[type-var]
     if hasattr(value, "_fields"):

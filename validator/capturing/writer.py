@@ -29,7 +29,7 @@ class CaptureWriter:
         path: the file; what it held is replaced.
         rank: this rank.
         world_size: number of ranks of the run.
-        flush_interval_s: what is recorded can be lost by a killed run for about this long.
+        flush_interval_s: seconds between flushes: about so much a killed run can lose.
         queue_bytes: values that may wait before the run does.
 
     Attributes:
@@ -42,7 +42,7 @@ class CaptureWriter:
         *,
         rank: int,
         world_size: int,
-        flush_interval_s: float = 1.0,
+        flush_interval_s: float,
         queue_bytes: int = _QUEUE_BYTES,
     ) -> None:
         self.values = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from validator.checks.walk import Code, walk
 from validator.numerics.recipes import RECIPES, Recipe
 
 __all__ = ["policy_of", "roll_up", "run_checks"]
+
+_Said = TypeVar("_Said", Judgement, Finding)
 
 
 def policy_of(declared: Recipe | None) -> Policy:
@@ -168,11 +170,11 @@ def _elements(trace: Trace) -> int:
     return sum(torch.Size(edge.shape).numel() for edge in edges)
 
 
-def _merge[T: (Judgement, Finding)](per_view: Sequence[Sequence[T]], views: Sequence[View]) -> list[T]:
+def _merge(per_view: Sequence[Sequence[_Said]], views: Sequence[View]) -> list[_Said]:
     """Merge what several views say of the same edge; what one rank's view alone says is that rank's."""
     if len(per_view) == 1:
         return sorted(per_view[0], key=lambda item: item.order)
-    groups: dict[tuple[Any, ...], list[tuple[View, T]]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[View, _Said]]] = {}
     for view, items in zip(views, per_view, strict=True):
         for item in items:
             key = (item.check, item.module, item.into, item.path, item.call)

@@ -23,7 +23,7 @@ from validator.numerics.positions import IGNORED_TARGET, has_distribution, posit
 __all__ = ["DistributionFigures", "Spread", "WorstPosition", "compare_logits", "kl_divergence"]
 
 LISTED_POSITIONS = 10
-_BLOCK_ELEMENTS = 1 << 20
+_BLOCK_ELEMENTS = 1 << 17  # of [B, V]: a float64 temporary takes 1 MiB, or one position's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +245,9 @@ def _demand_legal(
             f"ref has shape {list(ref.shape)} and cand has shape {list(cand.shape)}: logits are compared as "
             "[positions, vocabulary], equal on both sides. Flatten batch and sequence first"
         )
+    for name, side in (("ref", ref), ("cand", cand)):
+        if not side.dtype.is_floating_point:
+            raise ComparisonError(f"{name} is {side.dtype}: logits are floating")
     positions, vocabulary = ref.shape
     if ref.numel() == 0:
         raise ComparisonError(f"logits of shape {list(ref.shape)} hold nothing to compare")

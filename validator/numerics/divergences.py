@@ -35,7 +35,9 @@ def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     series = torch.zeros_like(t)
     for power in range(11, 1, -1):
         series.mul_(t).add_(1 / math.factorial(power))
-    terms = torch.where(t.abs() < 0.05, p * t * t * series, q - p - p * t)
+    near = series.mul_(t).mul_(t).mul_(p)
+    far = (q - p).addcmul_(p, t, value=-1)
+    terms = torch.where(t.abs() < 0.05, near, far)
     terms = torch.where(p == 0, q, terms)
     return terms.sum(dim=-1).clamp_min_(0.0)
 

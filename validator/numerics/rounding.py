@@ -3,7 +3,7 @@
 Results stay float64, so that a narrower format can be followed inside a float64 computation. Both
 roundings work on float64's bit patterns: adding to the bits below the target's last one and cutting
 them off carries into the exponent as it should, and costs a few passes over the data. Elements for
-which that is not right (the target's subnormals, overflow, NaN) are rare, and are mended one by one.
+which that is not right (the target's subnormals, overflow, NaN) are rare, and are mended apart.
 
 Shape legend: * = any shape.
 """
@@ -18,6 +18,8 @@ from validator.numerics.formats import Format
 from validator.numerics.ulp import ulp
 
 __all__ = ["round_nearest", "round_stochastic"]
+
+_CACHED_ELEMENTS = 1 << 15  # a CPU's block: several passes over 256 KiB stay in its second-level cache
 
 
 def round_nearest(y: Tensor, fmt: Format) -> Tensor:
@@ -45,14 +47,19 @@ def round_nearest(y: Tensor, fmt: Format) -> Tensor:
     _demand_float64(y)
     if fmt.name == "float64":
         return y
-    y = y.detach()
     if fmt.name == "float32":
-        return y.to(torch.float32).to(torch.float64)
+        return y.detach().to(torch.float32).to(torch.float64)
     cut = _cut(fmt)
-    bits = y.view(torch.int64)
-    rounded = (bits >> cut).bitwise_and_(1)  # a tie goes up where the last bit kept is odd
-    rounded.add_(bits).add_((1 << (cut - 1)) - 1).bitwise_and_(-1 << cut)
-    return _mend(rounded.view(torch.float64), y, fmt, torch.round)
+
+    def round_block(block: Tensor, result: Tensor) -> None:
+        bits = block.view(torch.int64)
+        rounded = result.view(torch.int64)
+        torch.bitwise_right_shift(bits, cut, out=rounded)
+        rounded.bitwise_and_(1)  # a tie goes up where the last bit kept is odd
+        rounded.add_(bits).add_((1 << (cut - 1)) - 1).bitwise_and_(-1 << cut)
+        _mend(block, result, fmt, torch.round)
+
+    return _in_blocks(y, round_block)
 
 
 def round_stochastic(y: Tensor, fmt: Format, generator: torch.Generator) -> Tensor:
@@ -79,17 +86,19 @@ def round_stochastic(y: Tensor, fmt: Format, generator: torch.Generator) -> Tens
     _demand_float64(y)
     if fmt.name == "float64":
         return y
-    y = y.detach()
     cut = _cut(fmt)
-    rounded = torch.empty_like(y, dtype=torch.int64).random_(0, 1 << cut, generator=generator)
-    rounded.add_(y.view(torch.int64)).bitwise_and_(-1 << cut)
 
     def to_either(steps: Tensor) -> Tensor:
         below = steps.floor()
         draw = torch.empty_like(steps).uniform_(generator=generator)
         return below.add_(draw < steps - below)
 
-    return _mend(rounded.view(torch.float64), y, fmt, to_either)
+    def round_block(block: Tensor, result: Tensor) -> None:
+        rounded = _random_bits_(result.view(torch.int64), cut, generator)
+        rounded.add_(block.view(torch.int64)).bitwise_and_(-1 << cut)
+        _mend(block, result, fmt, to_either)
+
+    return _in_blocks(y, round_block)
 
 
 def _cut(fmt: Format) -> int:
@@ -97,24 +106,51 @@ def _cut(fmt: Format) -> int:
     return 53 - fmt.precision
 
 
-def _mend(rounded: Tensor, y: Tensor, fmt: Format, to_integer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Round again, in place, what cutting bits can't: target subnormals, overflow, infinities and NaN.
+def _in_blocks(y: Tensor, round_block: Callable[[Tensor, Tensor], None]) -> Tensor:
+    """Round a tensor block by block, into a new one with the strides of an elementwise operator's result."""
+    y = y.detach()
+    flat = y.reshape(-1)
+    rounded = torch.empty_like(flat)
+    size = _CACHED_ELEMENTS if y.device.type == "cpu" else max(y.numel(), 1)
+    for block, result in zip(flat.split(size), rounded.split(size), strict=True):
+        round_block(block, result)
+    rounded = rounded.view(y.shape)
+    return rounded if y.is_contiguous() else torch.empty_like(y).copy_(rounded)
+
+
+def _random_bits_(bits: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Fill `[n]` int64 with independent random integers of `count` bits."""
+    if count > 31:
+        return bits.random_(0, 1 << count, generator=generator)
+    # Drawing is the dearest part of stochastic rounding: one draw of 63 bits serves two elements.
+    half = (bits.numel() + 1) // 2
+    drawn = bits[:half].random_(generator=generator)
+    torch.bitwise_right_shift(drawn[: bits.numel() - half], 32, out=bits[half:])
+    return bits.bitwise_and_((1 << count) - 1)
+
+
+def _mend(y: Tensor, rounded: Tensor, fmt: Format, to_integer: Callable[[Tensor], Tensor]) -> None:
+    """Round again what cutting bits can't: target subnormals, overflow, infinities and NaN.
 
     `to_integer` rounds non-negative multiples of the spacing.
     """
+    if y.numel() == 0:
+        return
     magnitude = y.abs()
-    # Written so that NaN is not regular; the zeros, which are many in masked tensors, are.
+    least, greatest = torch.aminmax(magnitude)
+    if fmt.min_normal <= least.item() and greatest.item() <= fmt.max:  # false with a NaN, which both are then
+        return
+    # Zeros, which are many in masked tensors, are right as they are; written so that NaN is not regular.
     regular = (magnitude <= fmt.max).logical_and_((magnitude >= fmt.min_normal).logical_or_(magnitude == 0))
-    if bool(regular.all()):
-        return rounded
     at = regular.logical_not_()
     left = magnitude[at]
+    if left.numel() == 0:
+        return
     spacing = ulp(left, fmt)
     mended = to_integer(left / spacing).mul_(spacing)
     mended = torch.where(torch.isinf(left), left, mended)
     mended = torch.where(mended > fmt.max, torch.inf if fmt.has_inf else fmt.max, mended)
     rounded[at] = torch.copysign(mended, y[at])
-    return rounded
 
 
 def _demand_float64(y: Tensor) -> None:

@@ -1,0 +1,219 @@
+"""Reading a capture file that nobody vouches for.
+
+Nothing is followed out of the file (soft and external links, external storage and virtual datasets are
+refused), nothing is allocated for what a file claims to hold but does not, no object is unpickled, and
+whatever is broken ends in a `CaptureError`.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from h5py import h5s
+
+from validator.errors import CaptureError
+
+from .digest import checksum
+from .formats_hdf5 import hdf5_type, torch_tensor
+from .manifest import check_format
+from .schema import FORMAT
+
+__all__ = ["CaptureSource", "StoredValue", "damage_explained", "opened"]
+
+_MAX_CHUNK_BYTES = 64 << 20
+_BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class CaptureSource:
+    """An open capture file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CaptureError: it is no HDF5 file, no capture, of another version, or damaged. So do the methods.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise CaptureError(
+                f"{path}: no such file. Copy the whole folder of the capture, with every rank's file."
+            )
+        with damage_explained(path):
+            if not h5py.is_hdf5(path):
+                raise CaptureError(
+                    f"{path}: not an HDF5 file, so no capture. Give a folder or .h5 file that "
+                    "`validator capture` wrote."
+                )
+            self._file = _open(path)
+            attributes = self._file.attrs
+            name, version = attributes.get("format"), attributes.get("format_version")
+            check_format(name, version if name != FORMAT or version is None else int(version), str(path))
+            self.rank = int(attributes["rank"])
+            self.world_size = int(attributes["world_size"])
+            self.complete = bool(attributes["complete"])
+            self.failure = bytes(attributes["failure"]).decode(errors="replace")
+        self._datasets: dict[str, h5py.Dataset] = {}
+
+    def has(self, path: str) -> bool:
+        """Say whether there is something at `path`."""
+        return path in self._file
+
+    def attribute(self, path: str, name: str) -> str:
+        """Return an attribute of the group at `path`, as text."""
+        with damage_explained(self.path):
+            return str(self._node(path).attrs[name])
+
+    def text(self, path: str) -> str:
+        """Return the text of a scalar dataset."""
+        with damage_explained(self.path):
+            value: bytes = self._dataset(path)[()]
+            return value.decode()
+
+    def table(self, path: str, dtype: np.dtype) -> np.ndarray:
+        """Return the rows of a one-dimensional dataset that is not compressed, of exactly `dtype`."""
+        with damage_explained(self.path):
+            dataset = self._dataset(path)
+            if dataset.dtype != dtype or dataset.ndim != 1:
+                raise ValueError(f"{path!r} has type {str(dataset.dtype)[:200]}, not {dtype}")
+            if dataset.nbytes > dataset.id.get_storage_size():
+                raise ValueError(f"{path!r} claims {dataset.nbytes} bytes that the file does not hold")
+            rows: np.ndarray = dataset[:]
+            return rows
+
+    def elements(self, path: str, dtype: str, offset: int, count: int) -> np.ndarray:
+        """Return the bytes of `count` elements of the torch dtype `dtype`, from `offset`, as uint8."""
+        with damage_explained(self.path):
+            dataset = self._datasets.get(path) or self._values(path, dtype)
+            if offset < 0 or count < 0 or offset + count > dataset.shape[0]:
+                raise ValueError(f"{path!r} has {dataset.shape[0]} elements, not {offset}+{count}")
+            htype = hdf5_type(dtype)
+            data = np.empty(count * htype.get_size(), np.uint8)
+            if count:
+                space = dataset.id.get_space()
+                space.select_hyperslab((offset,), (count,))
+                dataset.id.read(h5s.create_simple((count,)), space, data, mtype=htype)
+            return data
+
+    def _values(self, path: str, dtype: str) -> h5py.Dataset:
+        dataset = self._dataset(path)
+        if dataset.ndim != 1 or not dataset.id.get_type().equal(hdf5_type(dtype)):
+            raise ValueError(f"{path!r} does not hold a sequence of {dtype}")
+        chunk = (dataset.chunks or (0,))[0]
+        if chunk * dataset.dtype.itemsize > _MAX_CHUNK_BYTES:
+            raise ValueError(f"{path!r} has chunks of {chunk} elements, more than a capture has")
+        # Every chunk of a capture was written, so a shape that needs more of them is a false one.
+        if dataset.shape[0] > dataset.id.get_num_chunks() * chunk:
+            raise ValueError(f"{path!r} claims {dataset.shape[0]} elements that the file does not hold")
+        self._datasets[path] = dataset
+        return dataset
+
+    def _dataset(self, path: str) -> h5py.Dataset:
+        node = self._node(path)
+        if not isinstance(node, h5py.Dataset):
+            raise ValueError(f"{path!r} is no dataset")
+        if node.external or node.is_virtual:
+            raise ValueError(f"{path!r} takes its values from another file, as no capture does")
+        return node
+
+    def _node(self, path: str) -> h5py.HLObject:
+        node: h5py.HLObject = self._file
+        for part in path.split("/"):
+            if not isinstance(node, h5py.Group):
+                raise ValueError(f"{path!r} leads through a dataset")
+            if not isinstance(node.get(part, getlink=True), h5py.HardLink):
+                raise ValueError(f"{path!r} leads through a link to another place, as in no capture")
+            node = node[part]
+        return node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredValue:
+    """The values of one tensor in a capture file, read when called. It can be pickled.
+
+    Attributes:
+        file: the capture file.
+        inode: which file had that name when it was opened.
+        path: of the dataset.
+        dtype: the torch name without `torch.`.
+        offset: of the first element.
+        shape: of the tensor.
+        digest: checksum of its bytes.
+        what: the tensor in words, for messages.
+    """
+
+    file: Path
+    inode: int
+    path: str
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    digest: str
+    what: str
+
+    def __call__(self) -> torch.Tensor:
+        """Return the tensor.
+
+        Raises:
+            CaptureError: the file is damaged, or is no longer the one that was opened.
+        """
+        count = int(np.prod(self.shape, dtype=object))
+        data = opened(self.file, self.inode).elements(self.path, self.dtype, self.offset, count)
+        if checksum(data) != self.digest:
+            raise CaptureError(
+                f"{self.file}: {self.what} does not match its checksum: the file was damaged after it was "
+                "written. Copy it again from where it was made, or make the capture again."
+            )
+        return torch_tensor(data, self.dtype, self.shape)
+
+
+def opened(path: Path, inode: int) -> CaptureSource:
+    """Return the open capture file that had the inode `inode` when it was first opened."""
+    return _opened(path, inode)
+
+
+@contextlib.contextmanager
+def damage_explained(path: Path) -> Iterator[None]:
+    """Turn what a broken file raises into a `CaptureError` that names the file."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except _BROKEN as error:
+        raise CaptureError(
+            f"{path}: damaged or truncated ({type(error).__name__}: {str(error)[:500]}). "
+            "Copy it again from where it was made, or make the capture again."
+        ) from error
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except BlockingIOError:
+        # Whoever is writing it holds the lock.
+        return h5py.File(path, "r", locking=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(path: Path, inode: int) -> CaptureSource:
+    with damage_explained(path):
+        now = os.stat(path).st_ino
+    if now != inode:
+        raise CaptureError(f"{path}: another file has this name since the capture was opened. Open it again.")
+    return CaptureSource(path)

@@ -1,0 +1,147 @@
+"""Open a capture: complete ones, and on request what is left of an incomplete one."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from validator.errors import CaptureError, IncompleteCaptureError
+
+from .files import CaptureSource, damage_explained
+from .manifest import Manifest, Proof, ProofStatus
+from .place import is_being_written, partial_path, rank_of, rank_path
+from .rank_reader import read_rank
+from .records import RankCapture
+from .schema import MANIFEST
+
+__all__ = ["Capture", "open_capture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A capture on the disk.
+
+    Attributes:
+        path: the folder or file that was opened.
+        manifest: of the whole capture; for an incomplete one little more than its ranks is known.
+        ranks: those that can be read, in ascending order.
+        complete: whether the run was captured to its end.
+    """
+
+    path: Path
+    manifest: Manifest
+    ranks: tuple[int, ...]
+    complete: bool
+    _read: dict[int, RankCapture] = field(default_factory=dict, repr=False, compare=False)
+
+    def rank(self, rank: int) -> RankCapture:
+        """Return what a rank recorded; values are read when asked for.
+
+        Raises:
+            CaptureError: the rank was not recorded, or its file is damaged.
+        """
+        if rank not in self.ranks:
+            raise CaptureError(f"{self.path}: has no rank {rank}, only {', '.join(map(str, self.ranks))}.")
+        if rank not in self._read:
+            file = rank_path(self.path, rank) if self.path.is_dir() else self.path
+            self._read[rank] = read_rank(file, complete=self.complete)
+        return self._read[rank]
+
+
+def open_capture(path: str | os.PathLike[str], *, allow_incomplete: bool = False) -> Capture:
+    """Open a capture. Nothing in it is executed.
+
+    Args:
+        path: the folder or `.h5` file that was captured to.
+        allow_incomplete: open what a capture that did not end has flushed, `NAME.partial`, if there is no
+            complete one of that name.
+
+    Raises:
+        IncompleteCaptureError: the capture did not end, or is being written; says how far it got.
+        CaptureError: there is none, it is of another version, or damaged.
+    """
+    path = Path(path)
+    if path.name.endswith(".partial"):
+        path = path.with_name(path.name.removesuffix(".partial"))
+        return _incomplete(path, partial_path(path), allow_incomplete)
+    if not path.exists() and partial_path(path).exists():
+        return _incomplete(path, partial_path(path), allow_incomplete)
+    if not path.exists():
+        raise CaptureError(
+            f"{path}: no such capture. `validator capture TARGET:candidate -o {path}` makes one."
+        )
+    return _open_folder(path, allow_incomplete) if path.is_dir() else _open_file(path, allow_incomplete)
+
+
+def _open_file(path: Path, allow_incomplete: bool) -> Capture:
+    source = CaptureSource(path)
+    if not source.complete:
+        return _incomplete(path, path, allow_incomplete)
+    manifest = Manifest.from_json(source.text(MANIFEST), str(path))
+    if manifest.ranks != (source.rank,):
+        raise CaptureError(
+            f"{path}: damaged: its manifest names ranks {manifest.ranks}, it is of {source.rank}."
+        )
+    return Capture(path=path, manifest=manifest, ranks=manifest.ranks, complete=True)
+
+
+def _open_folder(path: Path, allow_incomplete: bool) -> Capture:
+    file = path / MANIFEST
+    if not file.is_file():
+        if not any(rank_of(f) is not None for f in path.iterdir()):
+            raise CaptureError(
+                f"{path}: not a capture: it has neither {MANIFEST} nor a rank's file. "
+                "Give the folder that `validator capture` wrote."
+            )
+        return _incomplete(path, path, allow_incomplete)
+    with damage_explained(file):
+        manifest = Manifest.from_json(file.read_bytes(), str(file))
+    for rank in manifest.ranks:
+        source = CaptureSource(rank_path(path, rank))
+        if not source.complete:
+            return _incomplete(path, path, allow_incomplete)
+        if (source.rank, source.world_size) != (rank, manifest.world_size):
+            raise CaptureError(
+                f"{source.path}: is of rank {source.rank} of {source.world_size}, where the manifest has "
+                f"rank {rank} of {manifest.world_size}: files of several captures were mixed. "
+                "Copy the folder again."
+            )
+    return Capture(path=path, manifest=manifest, ranks=manifest.ranks, complete=True)
+
+
+def _incomplete(path: Path, partial: Path, allow: bool) -> Capture:
+    if not partial.exists():
+        raise CaptureError(f"{partial}: no such capture. If it ended meanwhile, its name is {path}.")
+    files = sorted(f for f in partial.iterdir() if rank_of(f) is not None) if partial.is_dir() else [partial]
+    sources: dict[int, CaptureSource] = {}
+    progress = []
+    for file in files:
+        try:
+            source = CaptureSource(file)
+            progress.append(_progress(source))
+            sources[source.rank] = source
+        except CaptureError as error:
+            progress.append(str(error))
+    if not allow or not sources:
+        what = "is still being written" if is_being_written(partial) else "did not end"
+        hint = (
+            "Read what there is with open_capture(..., allow_incomplete=True), or capture again."
+            if sources
+            else "Nothing in it can be read: capture again."
+        )
+        raise IncompleteCaptureError(
+            f"{path}: the capture {what}: {'; '.join(progress) or 'no file yet'}. {hint}"
+        )
+    ranks = tuple(sorted(sources))
+    manifest = Manifest(
+        world_size=sources[ranks[0]].world_size,
+        ranks=ranks,
+        proof=Proof(status=ProofStatus.SKIPPED, reason="the capture did not end"),
+    )
+    return Capture(path=partial, manifest=manifest, ranks=ranks, complete=False)
+
+
+def _progress(source: CaptureSource) -> str:
+    calls = read_rank(source.path, complete=False).calls
+    reached = f"rank {source.rank} got to call {len(calls)}, of {calls[-1].module!r}" if calls else ""
+    reason = f" ({source.failure})" if source.failure else ""
+    return (reached or f"rank {source.rank} recorded no call") + reason
