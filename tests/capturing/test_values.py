@@ -47,7 +47,7 @@ def test_no_escaped_part_can_be_one_of_the_formats_own_names(name):
     assert not (escape_part(name)[:1] == "%" and escape_part(name)[1:2].islower())
 
 
-@pytest.mark.parametrize("name", ["model.layers.0", "<b>x</b>", "a b", "it's", "w[0]"])
+@pytest.mark.parametrize("name", ["model.layers.0", "<b>x", "a b", "it's", "w[0]"])
 def test_an_ordinary_name_is_left_as_it_is(name):
     assert escape_part(name) == name
 

@@ -93,13 +93,9 @@ class Place:
             self._check_replaceable()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.is_file:
-                os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
-            else:
-                self.partial.mkdir()
+            if not self._create():
+                raise CaptureError(self._occupied())
             self._lock = os.open(self.partial, os.O_RDONLY)
-        except FileExistsError:
-            raise CaptureError(self._occupied()) from None
         except OSError as error:
             raise CaptureError(f"{self.path}: can't be written there: {error}. Give another path.") from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -140,6 +136,17 @@ class Place:
         else:
             self.partial.rmdir()
         self.release()
+
+    def _create(self) -> bool:
+        """Create `NAME.partial`; False if there is one. One of two that try at once succeeds."""
+        try:
+            if self.is_file:
+                os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+            else:
+                self.partial.mkdir()
+        except FileExistsError:
+            return False
+        return True
 
     def _check_replaceable(self) -> None:
         if not self._overwrite:

@@ -16,7 +16,7 @@ from validator.checks.replicas import check_replicas
 from validator.checks.walk import Code, walk
 from validator.numerics.recipes import RECIPES, Recipe
 
-__all__ = ["policy_of", "roll_up", "run_checks"]
+__all__ = ["policy_of", "real_positions", "roll_up", "run_checks"]
 
 _Said = TypeVar("_Said", Judgement, Finding)
 
@@ -64,7 +64,7 @@ def run_checks(
     done, total = 0, len(trace.calls) * len(trace.views)
     for view in trace.views:
         edge_judge = EdgeJudge(
-            trace=trace, view=view, policy=policy, bench=bench, real=_real_positions(trace, view)
+            trace=trace, view=view, policy=policy, bench=bench, real=real_positions(trace, view)
         )
 
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
@@ -153,7 +153,7 @@ def _bears_parameters(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
-def _real_positions(trace: Trace, view: View) -> Tensor | None:
+def real_positions(trace: Trace, view: View) -> Tensor | None:
     """Return `[batch, tokens]` boolean: the positions that the model's attention mask calls real, or None for all."""
     root = trace.calls.get(("", 0))
     edge = None if root is None else root.inputs.get("attention_mask")

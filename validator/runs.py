@@ -1,0 +1,119 @@
+"""Run one side of a target and capture it, here or on ranks of this machine."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from validator.capturing.session import capture_run
+from validator.capturing.values import rebuild
+from validator.errors import UsageError
+from validator.launch import launch
+from validator.target import Target, load_target
+
+__all__ = ["SideRun", "capture_side", "copied", "feed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRun:
+    """One run of one side, as a new process can be told of it.
+
+    Attributes:
+        source: the target's path.
+        side: `"reference"` or `"candidate"`.
+        output: where the capture goes.
+        nproc: number of ranks.
+        device, dtype, tp: options of the candidate.
+        include, exclude: globs of module names.
+        overwrite: replace a capture of that name.
+        proof: run without hooks too, and compare.
+        recipe: name of the declared recipe.
+        timeout_s: seconds that the run may take, or None for no limit.
+    """
+
+    source: str
+    side: str
+    output: Path
+    nproc: int = 1
+    device: str | None = None
+    dtype: str | None = None
+    tp: int | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    overwrite: bool = False
+    proof: bool = True
+    recipe: str | None = None
+    timeout_s: float | None = None
+
+    def load(self) -> Target:
+        """Load the target with this run's options."""
+        if self.side == "candidate":
+            return load_target(self.source, device=self.device, dtype=self.dtype, tp=self.tp)
+        return load_target(self.source)
+
+    def command(self) -> str:
+        """Return the `validator check` that runs this candidate, for messages."""
+        words = ["validator", "check", self.source]
+        for name, value in (("nproc", self.nproc if self.nproc > 1 else None), ("device", self.device)):
+            words += [] if value is None else [f"--{name}", str(value)]
+        for name, value in (("dtype", self.dtype), ("tp", None if self.tp is None else str(self.tp))):
+            words += [] if value is None else [f"--{name}", value]
+        return shlex.join(words)
+
+
+def capture_side(run: SideRun, target: Target, model: nn.Module | None = None) -> None:
+    """Run one side and capture it.
+
+    Args:
+        run: what to run.
+        target: the target, loaded in this process with `run.load()`.
+        model: the side's model, where it is built already and `run` has one rank.
+
+    Raises:
+        ValidatorError: the target fails, or the capture can't be written.
+        LaunchError: a rank failed, died, or took too long.
+    """
+    target.require(run.side)
+    if run.nproc == 1 and run.timeout_s is None:
+        _capture(run, target, model)
+        return
+    if run.nproc > 1 and run.output.name.endswith(".h5"):
+        raise UsageError(
+            f"{run.output} is one file, for one rank, and --nproc is {run.nproc}: give a name without .h5"
+        )
+    device = (run.device or "cpu").partition(":")[0]
+    launch(_capture_rank, (run,), nproc=run.nproc, timeout_s=run.timeout_s, device=device)
+
+
+def copied(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return inputs that a run may change in place."""
+    fresh: dict[str, Any] = rebuild(inputs, lambda _, leaf: leaf.clone() if hasattr(leaf, "clone") else leaf)
+    return fresh
+
+
+def feed(target: Target, inputs: dict[str, Any], model: nn.Module, side: str = "reference") -> Any:
+    """Run a model on fresh copies of the inputs, as the target says."""
+    return target.run(model, copied(inputs), side=side)
+
+
+def _capture_rank(rank: int, world_size: int, run: SideRun) -> None:
+    _capture(run, run.load(), None)
+
+
+def _capture(run: SideRun, target: Target, model: nn.Module | None) -> None:
+    if model is None:
+        model = target.candidate() if run.side == "candidate" else target.reference()
+    inputs = target.inputs()
+    capture_run(
+        lambda: feed(target, inputs, model, run.side),
+        model,
+        run.output,
+        proof=run.proof,
+        include=run.include or None,
+        exclude=run.exclude or None,
+        overwrite=run.overwrite,
+        recipe=run.recipe,
+        inputs=inputs,
+    )
