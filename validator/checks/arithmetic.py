@@ -14,6 +14,7 @@ A tensor remembers its value before its own last rounding (`exact`): what leaves
 one, since the last rounding to the storage format has its half ulp in the band already.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest, round_stochastic
 
-__all__ = ["Arithmetic", "Rounding", "ShadowTensor"]
+__all__ = ["Arithmetic", "Constant", "Rounding", "ShadowTensor"]
 
 
 class ShadowTensor(Tensor):
@@ -117,23 +118,47 @@ class ShadowTensor(Tensor):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A number that the code gives to an operator that rounds, such as an epsilon or a scale.
+
+    Attributes:
+        position: which of the code's rounding operators it is given to.
+        leaf: which of that operator's flattened arguments it is.
+        op: aten name of the operator.
+        value: the number.
+    """
+
+    position: int
+    leaf: int
+    op: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """What happens to an operator's result.
+    """What happens to an operator's result, and in the oracle to a constant.
 
     Attributes:
         recipe: the recipe that is simulated, or None for the oracle.
         generator: source of noise and of stochastic rounding; None rounds to nearest and adds no noise.
         sigma_cache: noise of each operator of one piece of code by position, kept from run to run.
+        altered: a constant of the code and the factor to multiply it by.
     """
 
     recipe: Recipe | None = None
     generator: torch.Generator | None = None
     sigma_cache: dict[int, Tensor | None] = field(default_factory=dict)
+    altered: tuple[Constant, float] | None = None
 
     @classmethod
     def none(cls) -> Self:
         """Return the oracle's arithmetic: float64 and nothing else."""
         return cls()
+
+    @classmethod
+    def altering(cls, constant: Constant, factor: float) -> Self:
+        """Return the oracle's arithmetic with one constant of the code multiplied by `factor`."""
+        return cls(altered=(constant, factor))
 
     @classmethod
     def stochastic(cls, recipe: Recipe, seed: int, sigma_cache: dict[int, Tensor | None]) -> Self:
@@ -165,12 +190,16 @@ class Arithmetic:
         rounding: what to do after each operator.
         lift: gives a plain floating tensor that meets the code (a parameter, a buffer, a constant) its float64
             values and the dtype to report; by default its own.
+
+    Attributes:
+        constants: the numbers that the code gave to operators that round, in the order of their use.
     """
 
     def __init__(
         self, rounding: Rounding, lift: Callable[[Tensor], tuple[Tensor, torch.dtype]] | None = None
     ) -> None:
         self.rounding = rounding
+        self.constants: list[Constant] = []
         self._lift = lift or (lambda tensor: (tensor.to(torch.float64), tensor.dtype))
         self._position = 0
         self._functions = _Functions(self)
@@ -207,10 +236,13 @@ class Arithmetic:
         leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
         shadows = [x for x in leaves if isinstance(x, ShadowTensor)]
         dtypes = _result_dtypes(func, leaves, spec)
+        if not is_exact(func):
+            leaves = self._with_constants(operator_name(func), leaves)
         if func._schema.is_mutable:
             written = _written(func, originals, spec)
+            by_original = dict(zip(map(id, originals), leaves, strict=True))
             _call(func, leaves, spec, "data64")
-            return self._mutated(func, written, shadows, dict(zip(map(id, originals), leaves, strict=True)))
+            return self._mutated(func, written, shadows, by_original)
         result = _call(func, leaves, spec, "data64")
         if is_exact(func):
             return self._moved(func, leaves, spec, shadows, result, dtypes)
@@ -220,8 +252,10 @@ class Arithmetic:
         """Compute scaled dot product attention as one operator."""
         self._operators.__exit__(None, None, None)
         try:
+            kwargs = {"scale": 1 / math.sqrt(args[0].shape[-1]), **{k: v for k, v in kwargs.items() if v is not None}}
             originals, spec = tree_flatten((args, kwargs))
             leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
+            leaves = self._with_constants("scaled_dot_product_attention", leaves)
             recipe = self.rounding.recipe
             plain_args, plain_kwargs = tree_unflatten([_widen(x, "data64") for x in leaves], spec)
             dtype = leaves[0].dtype
@@ -324,9 +358,22 @@ class Arithmetic:
             return None
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
+    def _with_constants(self, op: str, leaves: list[Any]) -> list[Any]:
+        """Note the constants among an operator's arguments, and alter the one that is to be altered."""
+        self._position += 1
+        found = [
+            Constant(position=self._position, leaf=i, op=op, value=x)
+            for i, x in enumerate(leaves)
+            if isinstance(x, float) and x != 0 and math.isfinite(x)
+        ]
+        self.constants += found
+        if self.rounding.altered is None or self.rounding.altered[0] not in found:
+            return leaves
+        constant, factor = self.rounding.altered
+        return [x * factor if i == constant.leaf else x for i, x in enumerate(leaves)]
+
     def _sigma(self, func: Any, leaves: list[Any], spec: Any, result: Any) -> Tensor | None:
         position, cache = self._position, self.rounding.sigma_cache
-        self._position += 1
         if position not in cache:
             args, kwargs = tree_unflatten([_widen(x, "data64") for x in leaves], spec)
             cache[position] = operator_sigma(operator_name(func), args, kwargs, result)
@@ -378,7 +425,16 @@ def _widen(value: Any, attribute: str) -> Any:
 
 def _call(func: Any, leaves: list[Any], spec: Any, attribute: str) -> Any:
     args, kwargs = tree_unflatten([_widen(x, attribute) for x in leaves], spec)
-    return KERNELS.get(operator_name(func), func)(*args, **kwargs)
+    kernel = KERNELS.get(operator_name(func), func)
+    if any(isinstance(x, ShadowTensor) for x in leaves):
+        return kernel(*args, **kwargs)
+    # Factories without a dtype, and divisions of integers, give the default one.
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return kernel(*args, **kwargs)
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _move_extra(func: Any, leaves: list[Any], spec: Any, extra: Tensor | None, attribute: str) -> list[Any] | None:

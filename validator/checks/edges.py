@@ -5,13 +5,14 @@ Shape legend: * = the edge's shape.
 
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from validator.align.trace import LogicalTensor, PartialSum, Trace, TraceCall, View
 from validator.checks.findings import (
+    Arm,
     Check,
     Finding,
     Judgement,
@@ -19,7 +20,7 @@ from validator.checks.findings import (
     Unchecked,
     Verdict,
 )
-from validator.checks.judge import Assessment, Band, Bench, judge_edge, judge_equal
+from validator.checks.judge import Assessment, Band, Bench, judge_constant, judge_edge, judge_equal
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.signatures import edge_signature
 from validator.checks.summary import summarise
@@ -101,6 +102,8 @@ class EdgeJudge:
                 dims=cand.dims,
                 bench=self.bench,
             )
+            if assessment.arm is None and control is not None:
+                assessment = self._with_constants(code, edge, assessment, band, control, judged)
             if assessment.arm is None:
                 if recipe in self.policy.allowed or failed is None:
                     self._record(code, edge, check, assessment, band, recipe, None, judged)
@@ -116,6 +119,38 @@ class EdgeJudge:
         assert failed is not None
         assessment, band, recipe = failed
         self._record(code, edge, check, assessment, band, recipe, Verdict.DIVERGENT, judged)
+
+    def _with_constants(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        assessment: Assessment,
+        band: Band,
+        control: Tensor,
+        judged: Tensor | None,
+    ) -> Assessment:
+        """Look for a constant of the code that is off, on an edge that the other rules let pass."""
+        for constant in code.constants:
+            direction = code.sensitivity(constant).get(edge.key)
+            if direction is None or not bool(direction.any()):
+                continue
+            found = judge_constant(
+                exact=edge.exact,
+                cand=edge.cand.data,
+                band=band,
+                control=control,
+                sensitivity=direction,
+                judged=judged,
+                dims=edge.cand.dims,
+            )
+            if found is not None:
+                return replace(
+                    assessment,
+                    arm=Arm.GAIN,
+                    evidence=replace(assessment.evidence, gain=found.gain, z=found.z, outside=None),
+                    constant=constant,
+                )
+        return assessment
 
     def _band(self, code: Code, edge: CodeEdge, recipe: Recipe) -> tuple[Band, Tensor | None] | None:
         """Return the band under a recipe and the control's values; None where the code can't be replayed."""
@@ -275,6 +310,7 @@ class EdgeJudge:
                 verdict=verdict,
                 arm=assessment.arm,
                 recipe=None if recipe is None else recipe.name,
+                op=None if assessment.constant is None else assessment.constant.op,
                 where=where,
                 signature=signature,
                 evidence=assessment.evidence,
@@ -306,6 +342,10 @@ class EdgeJudge:
         cand = edge.cand.data
         if not cand.is_floating_point() or assessment.arm is None:
             return None
+        if assessment.constant is not None:
+            constant, factor = assessment.constant, 1 + (assessment.evidence.gain or 0.0)
+            parameters = {"op": constant.op, "value": constant.value, "factor": factor}
+            return Signature(kind="constant", parameters=parameters)
         spacing = ulp(edge.exact, format_of(cand.dtype)).nan_to_num(nan=1.0)
         allowed = spacing / 2 + band.bound + self.bench.multiplier(band) * band.sigma
         region = torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape).clone()

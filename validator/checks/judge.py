@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from validator.checks.arithmetic import Constant
 from validator.checks.findings import Arm, Evidence
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import Format, format_of
@@ -16,7 +17,7 @@ from validator.numerics.gain import Gain, gain, slice_gains
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
 
-__all__ = ["Assessment", "Band", "Bench", "judge_edge", "judge_equal"]
+__all__ = ["Assessment", "Band", "Bench", "judge_constant", "judge_edge", "judge_equal"]
 
 MEASURED_FACTOR = 1.4
 """How much wider lambda is where sigma is measured by a few stochastic runs.
@@ -77,12 +78,14 @@ class Assessment:
         evidence: the figures.
         outside: `[n, dims]` int64 indices of the guilty elements (all of a guilty slice for GAIN).
         note: why part of the judgement was not possible, or "".
+        constant: the number in the code that seems to be off, where GAIN fired on it.
     """
 
     arm: Arm | None
     evidence: Evidence
     outside: Tensor
     note: str = ""
+    constant: Constant | None = None
 
 
 def judge_equal(*, exact: Tensor, cand: Tensor, judged: Tensor | None, dims: tuple[str, ...]) -> Assessment:
@@ -198,6 +201,61 @@ def judge_edge(
     return Assessment(arm=arm, evidence=evidence, outside=where[bad], note=note)
 
 
+def judge_constant(
+    *,
+    exact: Tensor,
+    cand: Tensor,
+    band: Band,
+    control: Tensor,
+    sensitivity: Tensor,
+    judged: Tensor | None,
+    dims: tuple[str, ...],
+) -> Gain | None:
+    """Estimate by which relative amount a constant of the code is off, and say whether that is a fault.
+
+    The difference is regressed on the direction in which the edge would move with the constant: the gain test of
+    section 5 with `dy / d log(constant)` in the place of `y`. It sees an attention scale that is off by 1% in
+    bfloat16, where each element moves by less than the rounding of the probabilities allows.
+
+    Args:
+        exact, cand, band, judged, dims: as for `judge_edge`.
+        control: `[*]` float64, the reference's own code under the recipe that explains the edge.
+        sensitivity: `[*]` float64, `dy / d log(constant)`.
+
+    Returns:
+        The gain (0.01: the constant is 1% too large) where it is a fault, else None. A constant may be rounded to the
+        candidate's format, and its effect must be one that the plain gain test would count.
+    """
+    fmt = format_of(cand.dtype)
+    selected = torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape)
+    y, c, x = exact[selected], cand[selected].to(torch.float64), control[selected]
+    direction = sensitivity[selected]
+    usable = y.isfinite() & c.isfinite() & x.isfinite() & direction.isfinite() & (direction != 0)
+    if int((usable & (c != x)).sum()) < MINIMUM_DIFFERING:
+        return None
+    sigma = _select(band.sigma, selected)[usable]
+    y, c, x, direction, where = y[usable], c[usable], x[usable], direction[usable], selected.nonzero()[usable]
+    weight = 1 / (ulp(y, fmt).square() / 12 + sigma.square())
+    arguments = {"reference": direction, "weight": weight, "rows": _rows(where, dims), "values": c.abs()}
+    own = gain(difference=c - y, **arguments)
+    if own.abstains or abs(own.z) <= GAIN_Z or abs(own.gain) <= fmt.unit_roundoff:
+        return None
+    of_control = gain(difference=c - x, **arguments)
+    if of_control.abstains or abs(of_control.z) <= GAIN_Z or abs(of_control.gain) <= fmt.unit_roundoff:
+        return None
+    share = torch.sqrt((weight * direction.square()).sum() / (weight * y.square()).sum())
+    effect = min(abs(own.gain), abs(of_control.gain)) * float(share)
+    return own if effect > _gain_floor(y, sigma, fmt) else None
+
+
+def _gain_floor(y: Tensor, sigma: Tensor, fmt: Format) -> float:
+    """Return the gain below which a systematic difference may be the arithmetic's own."""
+    floor = fmt.unit_roundoff / 16
+    if fmt.precision >= 24:
+        floor = max(floor, float((sigma / y.abs().clamp_min(fmt.min_normal)).median()))
+    return floor
+
+
 def _class_differs(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor, slack: Tensor) -> Tensor:
     """Tell where NaN, infinity or saturation differ from the rounded oracle, beyond what rounding decides."""
     rounded = round_nearest(y, fmt)
@@ -230,9 +288,7 @@ def _gains(
     rows = _rows(where[usable], dims)
     weight = 1 / (spacing.square() / 12 + sigma.square())
     values = c.abs()
-    floor = fmt.unit_roundoff / 16
-    if fmt.precision >= 24:
-        floor = max(floor, float((sigma / y.abs().clamp_min(fmt.min_normal)).median()))
+    floor = _gain_floor(y, sigma, fmt)
     g = gain(difference=c - y, reference=y, weight=weight, rows=rows, values=values)
     if g.abstains or abs(g.gain) <= floor:
         whole = False

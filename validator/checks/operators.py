@@ -204,7 +204,8 @@ def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) 
 
 
 def _silu(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
-    return C * U32 * result.abs() * (3 + args[0].abs())
+    # Below -88 `exp(-x)` overflows, and the result is 0.
+    return C * U32 * result.abs() * (3 + args[0].abs()) + args[0].abs() * 2.0**-126
 
 
 def _gelu(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:

@@ -39,10 +39,12 @@ def summarise(
         )
     elif arm is Arm.CLASS:
         what = f"has NaN, infinity or saturation where the oracle has none, or the other way round, in {share}"
+    elif arm is Arm.GAIN and signature is not None and signature.kind == "constant":
+        what = f"moves as if a constant of its code were another (z = {evidence.z or 0.0:.0f})"
     elif arm is Arm.GAIN:
         what = (
-            f"is off by a factor of {1 + (evidence.gain or 0.0):.6g} (z = {evidence.z or 0.0:.0f}), "
-            "too small for any single element to show"
+            f"is systematically off by {evidence.gain or 0.0:.2g} of its value (z = {evidence.z or 0.0:.0f}), "
+            "too little for any single element to show"
         )
     else:
         what = f"is outside what rounding explains in {share} (at worst {evidence.max_over_band or 0.0:.3g} times the band)"
@@ -59,6 +61,9 @@ def signature_words(signature: Signature) -> str:
         "bias_missing": lambda: "the bias left out",
         "double_reduction": lambda: f"the sum over ranks taken twice (a factor of {p.get('factor'):g})",
         "missing_reduction": lambda: f"a sum over ranks left out (a factor of {p.get('factor'):g})",
+        "constant": lambda: (
+            f"{p.get('op')} with {p.get('value', 0.0) * p.get('factor', 1.0):.6g} in place of {p.get('value'):.6g}"
+        ),
         "factor": lambda: f"a factor of {p.get('factor'):.6g}",
         "constant_vector": lambda: "a constant vector added to every row",
         "other_parameter": lambda: f"the values of {p.get('name')}",

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from validator.align.trace import Edge, LogicalTensor, Trace, TraceCall, View
 from validator.capturing.values import bind_arguments, flatten, rebuild
-from validator.checks.arithmetic import Arithmetic, Rounding, ShadowTensor
+from validator.checks.arithmetic import Arithmetic, Constant, Rounding, ShadowTensor
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
@@ -39,6 +39,8 @@ __all__ = ["Code", "CodeEdge", "Spread", "walk"]
 RUNS = 12
 """Stochastic runs behind a measured sigma, and the weight of its row's mean: NUMERICS sections 4 and 10."""
 SHRINKAGE = 8
+ALTERATION = 2.0**-20
+"""Relative change of a constant: small enough to be linear, far above float64's rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,8 @@ class Code:
         has_children: whether children of it were captured.
         inlined: fqns of children that are part of this code, because the candidate's calls don't line up.
         spread: replays the code under a recipe; by edge key. Edges that a replay did not reach are missing.
+        constants: the numbers in the code (an epsilon, a scale).
+        sensitivity: replays the code with one of them altered; by edge key `dy / d log(constant)`.
     """
 
     call: TraceCall
@@ -101,6 +105,8 @@ class Code:
     has_children: bool
     inlined: tuple[str, ...]
     spread: Callable[[Recipe], Mapping[tuple[int | None, str], Spread]]
+    constants: tuple[Constant, ...]
+    sensitivity: Callable[[Constant], Mapping[tuple[int | None, str], Tensor]]
 
 
 @dataclass(slots=True)
@@ -257,6 +263,13 @@ class _Walker:
                 spreads[recipe.name] = self._spread(frame, original, snapshot, recipe)
             return spreads[recipe.name]
 
+        sensitivities: dict[Constant, Mapping[tuple[int | None, str], Tensor]] = {}
+
+        def sensitivity(constant: Constant) -> Mapping[tuple[int | None, str], Tensor]:
+            if constant not in sensitivities:
+                sensitivities[constant] = self._sensitivity(frame, original, snapshot, constant)
+            return sensitivities[constant]
+
         self._judge(
             Code(
                 call=call,
@@ -265,6 +278,8 @@ class _Walker:
                 has_children=bool(frame.returned),
                 inlined=tuple(frame.inlined),
                 spread=spread,
+                constants=tuple(frame.arithmetic.constants),
+                sensitivity=sensitivity,
             )
         )
         if not self._frames:
@@ -335,6 +350,20 @@ class _Walker:
                 control=round_nearest(control[key].exact64, format_of(edge.cand.data.dtype)),
             )
             for key, edge in edges.items()
+        }
+
+    def _sensitivity(
+        self, frame: _Frame, original: Callable[..., Any], snapshot: "_Snapshot", constant: Constant
+    ) -> Mapping[tuple[int | None, str], Tensor]:
+        """Replay the code in float64 with one constant altered a little."""
+        try:
+            made = self._replay(frame, original, snapshot, Rounding.altering(constant, 1 + ALTERATION))
+        except _Diverted:
+            return {}
+        return {
+            edge.key: (made[edge.key].exact64 - edge.exact) / ALTERATION
+            for edge in frame.edges
+            if edge.depth > 1 and edge.key in made
         }
 
     def _replay(
@@ -450,7 +479,16 @@ def _is_comparable(path: str, value: Tensor, edge: Edge) -> bool:
 
 def _inputs_code(call: TraceCall, module: nn.Module, frame: _Frame) -> Code:
     """The outermost call has no parent: what it is given are the run's inputs."""
-    return Code(call=call, module=module, edges=tuple(frame.edges), has_children=True, inlined=(), spread=lambda _: {})
+    return Code(
+        call=call,
+        module=module,
+        edges=tuple(frame.edges),
+        has_children=True,
+        inlined=(),
+        spread=lambda _: {},
+        constants=(),
+        sensitivity=lambda _: {},
+    )
 
 
 def _shrunk(variance: Tensor, edge: CodeEdge, runs: int) -> Tensor:
