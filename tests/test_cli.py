@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from validator import cli
@@ -290,12 +291,20 @@ def test_an_unknown_side_is_an_error_that_names_both(api: Api, tmp_path: Path) -
     assert api.calls == []
 
 
-def test_demo_runs_on_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("succeeds", "code"), [(True, 0), (False, 70)], ids=["found", "missed"])
+def test_demo_runs_on_the_console_and_fails_unless_it_finds_what_it_planted(
+    monkeypatch: pytest.MonkeyPatch, succeeds: bool, code: int
+) -> None:
+    def run_demo(console: Console) -> bool:
+        console.print("healthy, then faulty")
+        return succeeds
+
     fake = types.ModuleType("validator.demo")
-    fake.run_demo = lambda console: console.print("healthy, then faulty")  # type: ignore[attr-defined]
+    fake.run_demo = run_demo  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "validator.demo", fake)
     result = run("demo")
-    assert (result.exit_code, result.stdout) == (0, "healthy, then faulty\n")
+    assert (result.exit_code, result.stdout) == (code, "healthy, then faulty\n")
+    assert ("did not find what it planted" in result.stderr) == (not succeeds)
 
 
 def test_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

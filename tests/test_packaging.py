@@ -12,9 +12,9 @@ import pytest
 import validator
 
 REPO = Path(__file__).resolve().parents[1]
-CONTENT = ["probes", "suites", "baselines"]
+CONTENT = ["probes", "suites", "baselines", "examples"]
 MODEL_FILES = ["config.json", "model.safetensors", "provenance.json"]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md"]
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,9 @@ def test_content_is_not_a_package(kind: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_relative_link_leads_to_a_file(document: str) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)", (REPO / document).read_text(encoding="utf-8"))
-    missing = [target for target in targets if "://" not in target and not (REPO / target).exists()]
+    path = REPO / document
+    targets = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+    missing = [target for target in targets if "://" not in target and not (path.parent / target).exists()]
     assert missing == []
 
 

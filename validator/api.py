@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from validator.align.builder import build_trace
-from validator.align.trace import Trace
+from validator.align.traces import Trace
 from validator.capturing.manifest import Manifest, ProofStatus
 from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import RankCapture, TensorRef
@@ -48,9 +48,12 @@ def check_target(
     Args:
         source: a Python file or a checkpoint folder.
         nproc: ranks to launch the candidate on.
-        device, dtype, tp: passed to `candidate`.
+        device: passed to `candidate`.
+        dtype: passed to `candidate`.
+        tp: passed to `candidate`.
         recipe: `"fused"` or `"eager"`; default the target's own, else both are allowed.
-        include, exclude: globs of the candidate's module names.
+        include: globs of the candidate's modules to look at.
+        exclude: globs of the candidate's modules to leave out.
         capture: a stored capture of the candidate to judge in place of running it.
         keep: folder to keep both captures in, as `reference.h5` and `candidate`.
         timeout_s: seconds that the candidate's run may take.
@@ -131,7 +134,13 @@ def capture_target(
         source: a Python file or a checkpoint folder.
         side: `"reference"` or `"candidate"`.
         output: a folder, or a name that ends in `.h5` for a run of one rank.
-        nproc, device, dtype, tp, include, exclude, timeout_s: as for `check_target`.
+        nproc: as for `check_target`, like the next six.
+        device: of the candidate.
+        dtype: of the candidate.
+        tp: of the candidate.
+        include: globs.
+        exclude: globs.
+        timeout_s: seconds that the run may take.
         overwrite: replace a capture of that name once the new one is complete.
         proof: run without hooks too, and compare.
 
@@ -234,7 +243,8 @@ def _judged(
     trace = build_trace(cand=_ranks(cand), ref=ours, names=names, layout=layout)
     if not trace.calls:
         raise MismatchError(
-            f"{cand.path} and the reference share modules, but no call of one lines up with a call of the other; "
+            f"{cand.path} and the reference share modules, but no call of one lines up with a call of the "
+            "other; "
             "were both run on the same inputs, in the same way?"
         )
     outcome = run_checks(
@@ -267,7 +277,8 @@ def _ranks(cand: Capture) -> list[RankCapture]:
     missing = [rank for rank in range(expected) if rank not in cand.ranks]
     if missing:
         raise CaptureError(
-            f"{cand.path} holds {len(cand.ranks)} of {expected} ranks; rank {', '.join(map(str, missing))} is missing. "
+            f"{cand.path} holds {len(cand.ranks)} of {expected} ranks; "
+            f"rank {', '.join(map(str, missing))} is missing. "
             "Copy the other ranks' files into the folder, or capture all ranks."
         )
     return [cand.rank(rank) for rank in cand.ranks]
@@ -275,7 +286,11 @@ def _ranks(cand: Capture) -> list[RankCapture]:
 
 def _metadata(manifest: Manifest) -> Mapping[str, Any]:
     proof = manifest.proof
-    return {**manifest.run, "recipe": manifest.recipe, "proof": {"status": proof.status, "reason": proof.reason}}
+    return {
+        **manifest.run,
+        "recipe": manifest.recipe,
+        "proof": {"status": proof.status, "reason": proof.reason},
+    }
 
 
 def _proof_reasons(manifest: Manifest) -> tuple[str, ...]:
@@ -294,7 +309,8 @@ def _recorded_inputs(cand: Capture) -> list[dict[str, Any]]:
     nested = [path for call in calls for path in call.inputs if "/" in path]
     if nested:
         raise CaptureError(
-            f"{cand.path}: the model's input {nested[0]!r} is nested and can't be rebuilt from the capture: give inputs="
+            f"{cand.path}: the model's input {nested[0]!r} is nested and can't be rebuilt from the "
+            "capture: give inputs="
         )
     return [
         {path: value.read() if isinstance(value, TensorRef) else value for path, value in call.inputs.items()}
@@ -314,7 +330,8 @@ def _refuse_with_capture(**options: Any) -> None:
     given = [f"--{name}" for name, value in options.items() if value not in (None, 1, ())]
     if given:
         raise UsageError(
-            f"{', '.join(given)} can't be used with --capture: it says how to run the candidate, which ran already"
+            f"{', '.join(given)} can't be used with --capture: it says how to run the candidate, "
+            "which ran already"
         )
 
 

@@ -2,7 +2,8 @@
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from validator.errors import UsageError
 
-__all__ = ["checkpoint_functions", "is_checkpoint"]
+__all__ = ["checkpoint_functions", "is_checkpoint", "without_loading_bars"]
 
 _BATCH, _TOKENS = 2, 64
 
@@ -57,6 +58,19 @@ def checkpoint_functions(folder: Path) -> dict[str, Callable[..., Any]]:
     return {"reference": reference, "candidate": candidate, "inputs": inputs}
 
 
+@contextmanager
+def without_loading_bars() -> Iterator[None]:
+    """Keep transformers' progress bars for the loading of weights off the terminal."""
+    logging = importlib.import_module("transformers.utils.logging")
+    were_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_enabled:
+            logging.enable_progress_bar()
+
+
 def _load(folder: Path, **options: Any) -> nn.Module:
     """Load the model with the class that the checkpoint names; code that it ships is not run."""
     transformers = _transformers()
@@ -67,9 +81,10 @@ def _load(folder: Path, **options: Any) -> nn.Module:
     model_class: Any = getattr(transformers, str(named), None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         model_class = transformers.AutoModelForCausalLM
-    model: nn.Module = model_class.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, **options
-    )
+    with without_loading_bars():
+        model: nn.Module = model_class.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
     return model
 
 

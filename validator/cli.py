@@ -196,7 +196,10 @@ def demo() -> None:
 
         from validator.demo import run_demo
 
-        run_demo(Console())
+        succeeded = run_demo(Console())
+    if not succeeded:
+        typer.echo("error: the demo did not find what it planted; please report what it printed", err=True)
+        raise typer.Exit(EXIT_BUG)
 
 
 def _split_side(target: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""Find the content that ships with the package: probes, suites and baselines.
+"""Find the content that ships with the package: probes, suites, baselines and examples.
 
-The three are folders of files and not import packages, because a user's own repository has folders of the
+They are folders of files and not import packages, because a user's own repository has folders of the
 same names. A wheel carries them under `validator/_shipped`; a checkout has them beside the package.
 """
 
@@ -20,6 +20,7 @@ class ContentKind(StrEnum):
     PROBES = "probes"
     SUITES = "suites"
     BASELINES = "baselines"
+    EXAMPLES = "examples"
 
 
 def content_path(kind: ContentKind | str, name: str, given: Path | None = None) -> Path:

@@ -7,7 +7,7 @@ import torch
 
 from tests.align.build import BATCH, HIDDEN, TOKENS, VOCABULARY, WIDTH, Recorder, run_model, tensor_ref
 from validator.align.builder import build_trace
-from validator.align.trace import View
+from validator.align.traces import View
 from validator.capturing.records import RankCapture
 from validator.errors import CaptureError, LayoutError, MismatchError
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.align.build import tensor_ref
 from validator.align.edges import JoinedEdge, find_views, join, join_side
-from validator.align.trace import View
+from validator.align.traces import View
 from validator.capturing.records import Placement
 from validator.errors import LayoutError
 from validator.sharding.plan import Part

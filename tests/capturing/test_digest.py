@@ -41,7 +41,9 @@ def test_squares_of_large_numbers_do_not_overflow():
     assert found.mean == 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.bits8, torch.uint4, torch.float4_e2m1fn_x2], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.complex64, torch.bits8, torch.uint4, torch.float4_e2m1fn_x2], ids=str
+)
 def test_numbers_without_an_order_have_no_statistics(dtype):
     assert statistics(torch.zeros(8, dtype=torch.uint8).view(dtype)) is None
 

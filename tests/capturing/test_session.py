@@ -164,10 +164,13 @@ def test_a_second_writer_on_one_path_is_refused_and_the_first_one_completes(tmp_
 
 @pytest.mark.parametrize("name", ["run", "run.h5"])
 def test_the_remains_of_a_killed_capture_are_told_from_a_live_one(tmp_path, name):
-    model = Unused()
-    with pytest.raises(ZeroDivisionError), capture(model, tmp_path / name):
+    def run():
         model(torch.ones(1, 2))
         raise ZeroDivisionError
+
+    model = Unused()
+    with pytest.raises(ZeroDivisionError), capture(model, tmp_path / name):
+        run()
     with (
         pytest.raises(CaptureError, match=r"was killed or failed, and left .*allow_incomplete=True"),
         capture(model, tmp_path / name, overwrite=True),

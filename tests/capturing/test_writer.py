@@ -21,9 +21,7 @@ class Gate:
 
 @pytest.fixture
 def writer(tmp_path):
-    writer = CaptureWriter(
-        tmp_path / "x.h5", rank=0, world_size=1, flush_interval_s=60, queue_bytes=16
-    )
+    writer = CaptureWriter(tmp_path / "x.h5", rank=0, world_size=1, flush_interval_s=60, queue_bytes=16)
     yield writer
     writer.abandon("the test is over")
 

@@ -77,8 +77,8 @@ def test_an_inconclusive_run_says_why_and_names_what_was_not_checked(inconclusiv
     text = to_text(inconclusive, 160)
     assert text.startswith("inconclusive: nothing differs beyond rounding, but too little was checked")
     assert "\n  why         model.layers.0.attn has parameters and was judged by no check\n" in text
-    assert "unchecked   5: model.layers.0.attn (it never fired);" in text
-    assert "and 2 more" in text
+    names = "model.layers.0.attn, model.layers.1.attn, model.layers.2.attn and 2 more"
+    assert f"unchecked   5: {names} (it never fired)\n" in text
     assert "aligned:" not in text
 
 
@@ -169,6 +169,33 @@ def test_a_systematic_factor_is_told_by_its_gain(divergent: Outcome) -> None:
     assert text.startswith("divergent: first at model.layers.3.self_attn, into o_proj\n")
     assert "gain        -5.1e-4, 31.4 standard errors from 0: too systematic for rounding" in text
     assert "outside" not in text
+
+
+def test_the_worst_element_has_its_own_error_and_not_that_of_an_element_near_zero(divergent: Outcome) -> None:
+    first = divergent.findings[0]
+    elsewhere = replace(first, evidence=replace(first.evidence, ulp_error_max=297.0))
+    text = to_text(replace(divergent, findings=(elsewhere,)), 120)
+    # 4.44 bands, each of 0.9 ulp
+    assert "candidate 0.83203125, 4.0 ulp; the band allows 0.90" in text
+
+
+def test_an_element_of_another_class_has_no_distance(divergent: Outcome) -> None:
+    first = divergent.findings[0]
+    overflow = replace(first, arm=Arm.CLASS, evidence=replace(first.evidence, candidate=float("inf")))
+    text = to_text(replace(divergent, findings=(overflow,)))
+    assert "worst       [1, 9, 40]: oracle 0.81640625, candidate inf\n" in text
+
+
+def test_what_is_wrong_does_not_say_the_modules_name_again(divergent: Outcome) -> None:
+    first = replace(divergent.findings[0], summary="model.layers.2.mlp.down_proj: the output is wrong")
+    assert "  what        the output is wrong\n" in to_text(replace(divergent, findings=(first,)))
+
+
+def test_what_could_not_be_checked_is_grouped_by_reason(aligned: Outcome) -> None:
+    few = [Unchecked(module=f"layers.{i}.norm", why="one row") for i in range(4)]
+    outcome = replace(aligned, unobservable=(*few, Unchecked(module="lm_head", why="no eps")))
+    grouped = "5: layers.0.norm, layers.1.norm, layers.2.norm and 1 more (one row); lm_head (no eps)\n"
+    assert f"unobservable  {grouped}" in to_text(outcome, 120)
 
 
 def test_a_wrong_weight_is_named_by_its_parameter(divergent: Outcome) -> None:

@@ -10,7 +10,7 @@ from validator.align.edges import DimsOf, JoinedEdge, find_views, join_side
 from validator.align.names import map_modules
 from validator.align.parameters import join_parameters
 from validator.align.partials import SumsByCall, find_partials, sums_by_call
-from validator.align.trace import Trace, TraceCall
+from validator.align.traces import Trace, TraceCall
 from validator.capturing.records import RankCapture, TensorRef
 from validator.errors import LayoutError, MismatchError
 from validator.sharding.layout import Layout, resolve_layouts

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from validator.align.trace import Edge, LogicalTensor, View
+from validator.align.traces import Edge, LogicalTensor, View
 from validator.capturing.records import Placement, TensorMeta, TensorRef
 from validator.errors import LayoutError
 from validator.sharding.placements import disagreeing, place

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from validator.align.edges import JoinedEdge
-from validator.align.trace import PartialSum
+from validator.align.traces import PartialSum
 from validator.capturing.records import Call, Collective, RankCapture, TensorRef
 from validator.errors import LayoutError
 from validator.sharding.plan import Box

@@ -8,7 +8,7 @@ its earliest version; large values are compressed with bitshuffle and zstd (the 
 
 | path in a rank's file | what it is |
 |---|---|
-| `/` | attributes `format` ("validator-capture"), `format_version` (1), `rank`, `world_size`, `complete`, `failure` |
+| `/` | attributes `format`, `format_version` (1), `rank`, `world_size`, `complete`, `failure` (why not) |
 | `modules` | row: fqn and class of each module |
 | `fired` | row: how often the module of that row was called; there once the capture is complete |
 | `calls` | row: module (its row), n, enclosing call or -1, start, inputs (JSON). A call's id is its row |
@@ -28,7 +28,7 @@ its first value as attributes, and with:
 
 | in an edge | what it is |
 |---|---|
-| `%index` | row: row of the call (or collective, or parameter), source, layout, offset, checksum, statistics |
+| `%index` | row: call (or collective, or parameter), source, layout, offset, checksum, statistics |
 | `%DTYPE` | elements of its values, end to end |
 | `%DTYPE.large` | elements of its values of 64 KiB and more, each from the start of a chunk, compressed |
 | `%rows` | BLAKE2b-128 of each row, where values above the size limit were not stored |

@@ -97,7 +97,7 @@ class CollectiveRecorder(TorchDispatchMode):
     Args:
         recorder: knows the module call that is running, and the sequence of events.
         writer: where records go.
-        selection: collectives of modules that it does not keep are left out.
+        selection: collectives outside of the calls that it keeps are left out.
     """
 
     def __init__(self, recorder: Recorder, writer: CaptureWriter, selection: Selection) -> None:
@@ -140,6 +140,11 @@ class CollectiveRecorder(TorchDispatchMode):
             self._receiving.append(_Receiving(record=record, tensors=tensors, work=dist.Work.unbox(work)))
         return result
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the method above, and imports its compiler (seconds) at the first operator.
+        return False
+
     def settle(self, *, final: bool = False) -> None:
         """Copy what receives have brought whose completion the run has waited for.
 
@@ -159,11 +164,11 @@ class CollectiveRecorder(TorchDispatchMode):
         self._receiving = waiting
 
     def _is_kept(self) -> bool:
-        call = self._recorder.innermost()
-        return self._selection.is_whole if call is None else call.id is not None
+        outside = self._recorder.innermost() is None
+        return self._selection.is_whole if outside else self._recorder.enclosing() is not None
 
     def _begin(self, form: _Form, arguments: dict[str, Any]) -> _Record:
-        call = self._recorder.innermost() or self._recorder.outermost
+        call = self._recorder.enclosing() or self._recorder.outermost
         module = escape_fqn(call.fqn) if call.id is not None else OUTSIDE
         path = f"values/{module}/collectives/{form.op}.{call.collectives[form.op]}"
         call.collectives[form.op] += 1

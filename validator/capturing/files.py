@@ -19,6 +19,7 @@ from h5py import h5s
 
 from validator.errors import CaptureError
 
+from .chunks import check_chunks, check_filters
 from .digest import checksum
 from .formats_hdf5 import hdf5_type, torch_tensor
 from .manifest import check_format
@@ -69,7 +70,7 @@ class CaptureSource:
             self.world_size = int(attributes["world_size"])
             self.complete = bool(attributes["complete"])
             self.failure = bytes(attributes["failure"]).decode(errors="replace")
-        self._datasets: dict[str, h5py.Dataset] = {}
+        self._values: dict[str, tuple[h5py.Dataset, bool]] = {}
 
     def has(self, path: str) -> bool:
         """Say whether there is something at `path`."""
@@ -100,18 +101,22 @@ class CaptureSource:
     def elements(self, path: str, dtype: str, offset: int, count: int) -> np.ndarray:
         """Return the bytes of `count` elements of the torch dtype `dtype`, from `offset`, as uint8."""
         with damage_explained(self.path):
-            dataset = self._datasets.get(path) or self._values(path, dtype)
+            if path not in self._values:
+                self._values[path] = self._open_values(path, dtype)
+            dataset, compressed = self._values[path]
             if offset < 0 or count < 0 or offset + count > dataset.shape[0]:
                 raise ValueError(f"{path!r} has {dataset.shape[0]} elements, not {offset}+{count}")
             htype = hdf5_type(dtype)
             data = np.empty(count * htype.get_size(), np.uint8)
             if count:
+                if compressed:
+                    check_chunks(dataset, offset, count)
                 space = dataset.id.get_space()
                 space.select_hyperslab((offset,), (count,))
                 dataset.id.read(h5s.create_simple((count,)), space, data, mtype=htype)
             return data
 
-    def _values(self, path: str, dtype: str) -> h5py.Dataset:
+    def _open_values(self, path: str, dtype: str) -> tuple[h5py.Dataset, bool]:
         dataset = self._dataset(path)
         if dataset.ndim != 1 or not dataset.id.get_type().equal(hdf5_type(dtype)):
             raise ValueError(f"{path!r} does not hold a sequence of {dtype}")
@@ -121,8 +126,7 @@ class CaptureSource:
         # Every chunk of a capture was written, so a shape that needs more of them is a false one.
         if dataset.shape[0] > dataset.id.get_num_chunks() * chunk:
             raise ValueError(f"{path!r} claims {dataset.shape[0]} elements that the file does not hold")
-        self._datasets[path] = dataset
-        return dataset
+        return dataset, check_filters(dataset)
 
     def _dataset(self, path: str) -> h5py.Dataset:
         node = self._node(path)

@@ -119,9 +119,9 @@ class Recorder:
         """Return the call that is running, or None outside of the model."""
         return self._stack[-1] if self._stack else None
 
-    def enclosing_id(self) -> int | None:
+    def enclosing(self) -> OpenCall | None:
         """Return the innermost open call that is recorded."""
-        return next((call.id for call in reversed(self._stack) if call.id is not None), None)
+        return next((call for call in reversed(self._stack) if call.id is not None), None)
 
     def put(self, path: str, row: int, tensor: torch.Tensor) -> bool:
         """Copy a tensor to the edge at `path`; False if it has no values that can be stored."""
@@ -139,7 +139,7 @@ class Recorder:
         n = self.calls[fqn]
         self.calls[fqn] += 1
         recorded = self._selection.keeps_module(fqn) and self._selection.keeps_call(n)
-        parent = self.enclosing_id()
+        parent = self.enclosing()
         call = OpenCall(module=module, fqn=fqn, id=None, exception=sys.exc_info()[1])
         leaves = {}
         if recorded or (not self._stack and not self.inputs):
@@ -152,7 +152,7 @@ class Recorder:
             self.recorded += 1
             start = self.next_event()
             described = self._put_leaves(f"{module_path(fqn)}/inputs", call.id, leaves)
-            above = -1 if parent is None else parent
+            above = -1 if parent is None else parent.id
             self._writer.append("calls", self._rows[fqn], n, above, start, described)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -124,7 +124,7 @@ class Collective:
             `"gather"`, `"scatter"`, `"send"`, `"recv"`.
         reduce: `"sum"`, `"avg"`, ... for reductions.
         ranks: global ranks of its group.
-        call: id of the innermost module call that was open, or None.
+        call: id of the innermost recorded module call that was open, or None.
         start: position in the rank's sequence of events (shared with `Call.start`).
         entered, left: this rank's tensors before and after.
     """

@@ -46,10 +46,11 @@ class ShadowTensor(Tensor):
     Attributes:
         data64: `[*]` float64, the value that later operators see.
         exact64: `[*]` float64, the value before this tensor's own last rounding.
-        depth: how many operators that round stand between the values that the shadow was made from and this one,
-            its own last rounding included; 0 means that the value was only moved.
+        depth: how many operators that round stand between the values that the shadow was made from and this
+            one, its own last rounding included; 0 means that the value was only moved.
         is_cast: whether a cast to a narrower dtype came after the last of them.
-        sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the only one.
+        sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the
+            only one.
         bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
     """
 
@@ -61,7 +62,7 @@ class ShadowTensor(Tensor):
     bound64: Tensor | None
 
     @staticmethod
-    def __new__(
+    def __new__(  # noqa: D102 - the class says what it takes
         cls,
         data64: Tensor,
         dtype: torch.dtype,
@@ -72,7 +73,7 @@ class ShadowTensor(Tensor):
         sigma64: Tensor | None = None,
         bound64: Tensor | None = None,
     ) -> "ShadowTensor":
-        shadow: ShadowTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        shadow: ShadowTensor = Tensor._make_wrapper_subclass(
             cls,
             data64.size(),
             strides=data64.stride(),
@@ -89,14 +90,14 @@ class ShadowTensor(Tensor):
         shadow.bound64 = bound64
         return shadow
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"ShadowTensor({self.data64!r}, dtype={self.dtype})"
 
     def __deepcopy__(self, memo: Any) -> "ShadowTensor":
         return self.copied()
 
     def copied(self) -> "ShadowTensor":
-        """Return a copy that in-place operators on this one don't reach. To be called outside of `Arithmetic`."""
+        """Return a copy that in-place operators on this one don't reach; not to be called under `Arithmetic`."""
         data64 = self.data64.clone()
         return ShadowTensor(
             data64,
@@ -109,12 +110,12 @@ class ShadowTensor(Tensor):
         )
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         raise RuntimeError(f"{func} reached a shadow tensor outside of Arithmetic")
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,23 @@ class Constant:
     leaf: int
     op: str
     value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A choice that the code made by value, where the candidate's own is known.
+
+    Attributes:
+        name: unique within the code, the same in every run of it.
+        op: aten name of the operator.
+        best: `[*]` float64, the values that this run would have chosen.
+        chosen: `[*]` the values at the candidate's choice, which the code goes on with, ordered like `best`.
+    """
+
+    name: str
+    op: str
+    best: Tensor
+    chosen: "ShadowTensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,17 +206,25 @@ class Arithmetic:
 
     Args:
         rounding: what to do after each operator.
-        lift: gives a plain floating tensor that meets the code (a parameter, a buffer, a constant) its float64
-            values and the dtype to report; by default its own.
+        lift: gives a plain floating tensor that meets the code (a parameter, a buffer, a constant) its
+            float64 values and the dtype to report; by default its own.
+        choose: gives the candidate's indices for a choice, by its name and the code's own indices, or None.
 
     Attributes:
+        choices: what `topk`, `argmax` and `argmin` chose, where `choose` knew the candidate's choice.
         constants: the numbers that the code gave to operators that round, in the order of their use.
     """
 
     def __init__(
-        self, rounding: Rounding, lift: Callable[[Tensor], tuple[Tensor, torch.dtype]] | None = None
+        self,
+        rounding: Rounding,
+        lift: Callable[[Tensor], tuple[Tensor, torch.dtype]] | None = None,
+        choose: Callable[[str, Tensor], Tensor | None] | None = None,
     ) -> None:
         self.rounding = rounding
+        self.choices: list[Choice] = []
+        self._choose = choose
+        self._choosers = 0
         self.constants: list[Constant] = []
         self._lift = lift or (lambda tensor: (tensor.to(torch.float64), tensor.dtype))
         self._position = 0
@@ -206,13 +232,13 @@ class Arithmetic:
         self._operators = _Operators(self)
 
     def __enter__(self) -> Self:
-        self._functions.__enter__()
-        self._operators.__enter__()
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        self._operators.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._operators.__exit__(None, None, None)
-        self._functions.__exit__(None, None, None)
+        self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -244,15 +270,22 @@ class Arithmetic:
             _call(func, leaves, spec, "data64")
             return self._mutated(func, written, shadows, by_original)
         result = _call(func, leaves, spec, "data64")
+        if operator_name(func) in CHOOSERS:
+            chosen = self._chosen(func, leaves, spec, result)
+            if chosen is not None:
+                return chosen
         if is_exact(func):
             return self._moved(func, leaves, spec, shadows, result, dtypes)
         return self._computed(func, leaves, spec, shadows, result, dtypes)
 
     def attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShadowTensor:
         """Compute scaled dot product attention as one operator."""
-        self._operators.__exit__(None, None, None)
+        self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
-            kwargs = {"scale": 1 / math.sqrt(args[0].shape[-1]), **{k: v for k, v in kwargs.items() if v is not None}}
+            kwargs = {
+                "scale": 1 / math.sqrt(args[0].shape[-1]),
+                **{k: v for k, v in kwargs.items() if v is not None},
+            }
             originals, spec = tree_flatten((args, kwargs))
             leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
             leaves = self._with_constants("scaled_dot_product_attention", leaves)
@@ -266,13 +299,20 @@ class Arithmetic:
                 rounded_scores=recipe is not None and recipe.inner == "storage",
                 with_sigma=self.rounding.generator is not None,
             )
-            # Attention is judged by noisy runs even where it is the only operator: its band depends on the recipe.
+            # Attention is judged by noisy runs even where it is the only operator: its band depends on the
+            # recipe.
             return self._finish(computed.output, dtype, computed.sigma, computed.bound, depth=2)
         finally:
-            self._operators.__enter__()
+            self._operators.__enter__()  # type: ignore[no-untyped-call]
 
     def _computed(
-        self, func: Any, leaves: list[Any], spec: Any, shadows: list[ShadowTensor], result: Any, dtypes: list[Any]
+        self,
+        func: Any,
+        leaves: list[Any],
+        spec: Any,
+        shadows: list[ShadowTensor],
+        result: Any,
+        dtypes: list[Any],
     ) -> Any:
         """Wrap the result of an operator that rounds."""
         depth = 1 + max((x.depth + x.is_cast for x in shadows), default=0)
@@ -294,13 +334,21 @@ class Arithmetic:
         if rounding.recipe is None:
             return ShadowTensor(value, dtype, depth=depth, sigma64=sigma)
         if rounding.generator is not None and sigma is not None:
-            value = value + sigma * torch.randn(value.shape, dtype=torch.float64, generator=rounding.generator)
+            value = value + sigma * torch.randn(
+                value.shape, dtype=torch.float64, generator=rounding.generator
+            )
         return ShadowTensor(rounding.round(value, dtype), dtype, exact64=value, depth=depth, bound64=bound)
 
     def _moved(
-        self, func: Any, leaves: list[Any], spec: Any, shadows: list[ShadowTensor], result: Any, dtypes: list[Any]
+        self,
+        func: Any,
+        leaves: list[Any],
+        spec: Any,
+        shadows: list[ShadowTensor],
+        result: Any,
+        dtypes: list[Any],
     ) -> Any:
-        """Wrap the result of an operator that only moves values, and move what else is known of them alike."""
+        """Wrap the result of an operator that only moves values; what else is known of them moves alike."""
         flat, result_spec = tree_flatten(result)
         exact = flat
         if any(x.exact64 is not x.data64 for x in shadows):
@@ -358,6 +406,43 @@ class Arithmetic:
             return None
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
+    def _chosen(self, func: Any, leaves: list[Any], spec: Any, result: Any) -> Any:
+        """Return what an operator that chooses gives for the candidate's choice, None if that is not known."""
+        self._choosers += 1
+        args, kwargs = tree_unflatten(leaves, spec)
+        source = args[0]
+        if self._choose is None or not isinstance(source, ShadowTensor):
+            return None
+        op = operator_name(func)
+        place = 2 if op == "topk" else 1
+        dim = args[place] if len(args) > place else kwargs.get("dim", -1 if op == "topk" else None)
+        indices = result[1] if op == "topk" else result
+        chosen = None if dim is None else self._choose(f"{op}/{self._choosers}", indices)
+        if chosen is None or bool(((chosen < 0) | (chosen >= source.shape[dim])).any()):
+            return None
+        is_wide = indices.dim() == source.dim()
+        wide, own = (chosen, indices) if is_wide else (chosen.unsqueeze(dim), indices.unsqueeze(dim))
+        is_largest = op == "argmax" or (
+            op == "topk" and (args[3] if len(args) > 3 else kwargs.get("largest", True))
+        )
+        values = ShadowTensor(
+            source.data64.gather(dim, wide),
+            source.dtype,
+            exact64=source.exact64.gather(dim, wide),
+            depth=source.depth,
+            is_cast=source.is_cast,
+        )
+        order = values.data64.argsort(dim, descending=is_largest)
+        self.choices.append(
+            Choice(
+                name=f"{op}/{self._choosers}",
+                op=op,
+                best=source.data64.gather(dim, own).sort(dim, descending=is_largest).values,
+                chosen=ShadowTensor(values.data64.gather(dim, order), source.dtype, depth=source.depth),
+            )
+        )
+        return (values, chosen) if op == "topk" else chosen
+
     def _with_constants(self, op: str, leaves: list[Any]) -> list[Any]:
         """Note the constants among an operator's arguments, and alter the one that is to be altered."""
         self._position += 1
@@ -395,7 +480,7 @@ class _Functions(TorchFunctionMode):
     """Functions that are one operator on a device, whatever torch decomposes them into here."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._arithmetic = arithmetic
 
     def __torch_function__(
@@ -437,8 +522,10 @@ def _call(func: Any, leaves: list[Any], spec: Any, attribute: str) -> Any:
         torch.set_default_dtype(default)
 
 
-def _move_extra(func: Any, leaves: list[Any], spec: Any, extra: Tensor | None, attribute: str) -> list[Any] | None:
-    """Apply an operator that moves values to a sigma or bound, whose sign must not change with the value's."""
+def _move_extra(
+    func: Any, leaves: list[Any], spec: Any, extra: Tensor | None, attribute: str
+) -> list[Any] | None:
+    """Apply an operator that moves values to a sigma or bound, which stays positive where values don't."""
     if extra is None:
         return None
     moved: Any = _call(func, leaves, spec, attribute)
@@ -456,6 +543,9 @@ def _written(func: Any, originals: list[Any], spec: Any) -> list[Any]:
     ]
 
 
+CHOOSERS = ("topk", "argmax", "argmin")
+"""Operators whose result is a choice by value, which a near tie decides either way in a healthy run."""
+
 _DTYPES: dict[Any, list[Any]] = {}
 
 
@@ -465,11 +555,13 @@ def _result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
     The operator runs once on meta tensors of the reported dtypes; the answer is kept by what
     promotion depends on.
     """
-    key = (
+    key: Any = (
         func,
         spec,
         tuple(
-            (x.dtype, x.dim() == 0) if isinstance(x, Tensor) else (type(x), x if isinstance(x, torch.dtype) else None)
+            (x.dtype, x.dim() == 0)
+            if isinstance(x, Tensor)
+            else (type(x), x if isinstance(x, torch.dtype) else None)
             for x in leaves
         ),
     )
@@ -480,7 +572,9 @@ def _result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
     if known is not None and len(known) > 0:
         return known
     metas = [
-        torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x
+        torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, Tensor)
+        else x
         for x in leaves
     ]
     metas = [torch.device("meta") if isinstance(x, torch.device) else x for x in metas]
@@ -505,4 +599,8 @@ def _creates(func: Any) -> bool:
     return any(a.name == "device" for a in func._schema.arguments)
 
 
-_SHAPE_DEPENDENT = {torch.ops.aten.split.Tensor, torch.ops.aten.unbind.int, torch.ops.aten.split_with_sizes.default}
+_SHAPE_DEPENDENT = {
+    torch.ops.aten.split.Tensor,
+    torch.ops.aten.unbind.int,
+    torch.ops.aten.split_with_sizes.default,
+}

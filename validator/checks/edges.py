@@ -3,17 +3,18 @@
 Shape legend: * = the edge's shape.
 """
 
-
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from validator.align.trace import LogicalTensor, PartialSum, Trace, TraceCall, View
+from validator.align.traces import LogicalTensor, PartialSum, Trace, TraceCall, View
 from validator.checks.findings import (
     Arm,
     Check,
+    Evidence,
     Finding,
     Judgement,
     Signature,
@@ -21,10 +22,10 @@ from validator.checks.findings import (
     Verdict,
 )
 from validator.checks.judge import Assessment, Band, Bench, judge_constant, judge_edge, judge_equal
+from validator.checks.module_code import Code, CodeChoice, CodeEdge
 from validator.checks.places import judged_region, places, single_rank
-from validator.checks.signatures import edge_signature
+from validator.checks.signatures import edge_signature, fit_constant, residual_ulp
 from validator.checks.summary import summarise
-from validator.checks.walk import Code, CodeEdge
 from validator.numerics.bands import matmul_sigma
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
@@ -74,6 +75,12 @@ class EdgeJudge:
             if edge.into is None:
                 self._judge_partials(code, edge)
             self._judge_edge(code, edge)
+        for choice in code.choices:
+            self._judge_choice(code, choice)
+
+    def skip(self, call: TraceCall, why: str) -> None:
+        """Keep that a call's code was judged by no check."""
+        self.unchecked.append(Unchecked(module=call.module, why=why))
 
     def _judge_edge(self, code: Code, edge: CodeEdge) -> None:
         check = self._check(code, edge)
@@ -89,7 +96,10 @@ class EdgeJudge:
             found = self._band(code, edge, recipe)
             if found is None:
                 self.unchecked.append(
-                    Unchecked(module=code.call.module, why="a replay of its code took another path than the first run")
+                    Unchecked(
+                        module=code.call.module,
+                        why="a replay of its code took another path than the first run",
+                    )
                 )
                 return
             band, control = found
@@ -130,8 +140,9 @@ class EdgeJudge:
         judged: Tensor | None,
     ) -> Assessment:
         """Look for a constant of the code that is off, on an edge that the other rules let pass."""
+        assert code.replays is not None
         for constant in code.constants:
-            direction = code.sensitivity(constant).get(edge.key)
+            direction = code.replays.sensitivity(constant).get(edge.key)
             if direction is None or not bool(direction.any()):
                 continue
             found = judge_constant(
@@ -155,36 +166,76 @@ class EdgeJudge:
     def _band(self, code: Code, edge: CodeEdge, recipe: Recipe) -> tuple[Band, Tensor | None] | None:
         """Return the band under a recipe and the control's values; None where the code can't be replayed."""
         fmt = format_of(edge.cand.data.dtype)
-        reduction = self._reduction_sigma(code.call, edge, recipe)
+        reduction = self._reduction_sigma(code, edge, recipe)
         if edge.depth == 1:
             own = 0.0 if edge.sigma is None else edge.sigma
             sigma = torch.hypot(torch.as_tensor(own, dtype=torch.float64), reduction)
             return Band(sigma=sigma, has_tails=fmt.precision >= 24 and edge.sigma is not None), None
-        spread = code.spread(recipe).get(edge.key)
+        spread = None if code.replays is None else code.replays.spread(recipe).get(edge.key)
         if spread is None:
             return None
         sigma = torch.hypot(spread.sigma, reduction)
         bound = 0.0 if spread.bound is None else spread.bound
         return Band(sigma=sigma, bound=bound, is_measured=True), spread.control
 
-    def _reduction_sigma(self, call: TraceCall, edge: CodeEdge, recipe: Recipe) -> Tensor:
+    def _reduction_sigma(self, code: Code, edge: CodeEdge, recipe: Recipe) -> Tensor:
         """Return the noise of partial results that were rounded before they were summed across ranks."""
         zero = torch.zeros((), dtype=torch.float64)
-        if edge.into is not None or not call.partials:
+        if edge.into is not None or not code.call.partials:
             return zero
-        terms = _partial_values(call.partials[0], tuple(edge.exact.shape))
+        terms = _partial_values(code.call.partials[0], tuple(edge.exact.shape))
         if terms is None:
             return zero
         dtype = edge.cand.data.dtype if recipe.reduce == "storage" else getattr(torch, recipe.reduce)
         fmt = format_of(dtype)
         variance = torch.zeros_like(edge.exact)
         prefix = torch.zeros_like(edge.exact)
+        # The sum's own rounding is the result's, unless a bias is added to it.
+        roundings = len(terms) - (getattr(code.module, "bias", None) is None)
         for i, term in enumerate(terms):
             variance += ulp(term, fmt).nan_to_num().square() / 12
             prefix = prefix + term
-            if 0 < i < len(terms) - 1:
+            if 0 < i < roundings:
                 variance += ulp(prefix, fmt).nan_to_num().square() / 12
         return variance.sqrt()
+
+    def _judge_choice(self, code: Code, choice: CodeChoice) -> None:
+        """Judge a choice by its margin: what was chosen must be as good, but for rounding, as the best."""
+        recipe = self.policy.allowed[-1]
+        assert code.replays is not None
+        spread = code.replays.spread(recipe).get(choice.key)
+        if spread is None:
+            return
+        loss = (choice.best - choice.chosen).abs()
+        # Two values are compared, each with its own noise.
+        allowed = self.bench.multiplier(Band(is_measured=True)) * math.sqrt(2) * spread.sigma
+        outside = loss > allowed
+        indices = outside.nonzero()
+        ratio = torch.where(loss > 0, loss / allowed, torch.zeros_like(loss))
+        worst = tuple(indices[0].tolist()) if len(indices) else None
+        evidence = Evidence(
+            max_over_band=float(ratio.max()) if ratio.numel() else 0.0,
+            worst_index=worst,
+            reference=None if worst is None else float(choice.best[worst]),
+            candidate=None if worst is None else float(choice.chosen[worst]),
+            outside=len(indices),
+            elements=loss.numel(),
+            shape=tuple(loss.shape),
+        )
+        assessment = Assessment(arm=Arm.MAX if len(indices) else None, evidence=evidence, outside=indices)
+        edge = CodeEdge(
+            key=choice.key,
+            into=None,
+            path=choice.op,
+            order=choice.order,
+            exact=choice.best,
+            depth=2,
+            sigma=None,
+            bound=None,
+            cand=LogicalTensor(data=choice.chosen, parts=(), dims=("",) * loss.dim()),
+        )
+        verdict = Verdict.DIVERGENT if len(indices) else None
+        self._record(code, edge, Check.EXACT, assessment, Band(), recipe, verdict, None)
 
     def _judge_partials(self, code: Code, edge: CodeEdge) -> None:
         """Judge what each rank gave to the sum against its slice of the oracle."""
@@ -199,7 +250,11 @@ class EdgeJudge:
         judged = judged_region(edge.cand, self.real, self.view, self.trace.world_size)
         for rank in self.view.ranks:
             box = partial.input_boxes.get(rank)
-            if rank not in partial.tensors or box is None or partial.tensors[rank].shape != edge.cand.data.shape:
+            if (
+                rank not in partial.tensors
+                or box is None
+                or partial.tensors[rank].shape != edge.cand.data.shape
+            ):
                 continue
             cand = partial.tensors[rank]
             start, stop = box[-1]
@@ -236,7 +291,13 @@ class EdgeJudge:
             )
 
     def _assess_partial(
-        self, exact: Tensor, part: Tensor, rows: Tensor, cand: Tensor, judged: Tensor | None, dims: tuple[str, ...]
+        self,
+        exact: Tensor,
+        part: Tensor,
+        rows: Tensor,
+        cand: Tensor,
+        judged: Tensor | None,
+        dims: tuple[str, ...],
     ) -> tuple[Assessment, Band]:
         band = Band(sigma=matmul_sigma(part, rows, exact), has_tails=format_of(cand.dtype).precision >= 24)
         assessment = judge_edge(
@@ -293,7 +354,9 @@ class EdgeJudge:
             )
         )
         if assessment.note:
-            self.unobservable.append(Unchecked(module=call.module if child is None else child, why=assessment.note))
+            self.unobservable.append(
+                Unchecked(module=call.module if child is None else child, why=assessment.note)
+            )
         if verdict is None or assessment.arm is None:
             return
         signature = self._signature(code, edge, assessment, band, judged, check)
@@ -342,15 +405,13 @@ class EdgeJudge:
         cand = edge.cand.data
         if not cand.is_floating_point() or assessment.arm is None:
             return None
-        if assessment.constant is not None:
-            constant, factor = assessment.constant, 1 + (assessment.evidence.gain or 0.0)
-            parameters = {"op": constant.op, "value": constant.value, "factor": factor}
-            return Signature(kind="constant", parameters=parameters)
         spacing = ulp(edge.exact, format_of(cand.dtype)).nan_to_num(nan=1.0)
         allowed = spacing / 2 + band.bound + self.bench.multiplier(band) * band.sigma
-        region = torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape).clone()
+        region = (
+            torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape).clone()
+        )
         bias = getattr(code.module, "bias", None) if edge.into is None else None
-        return edge_signature(
+        found = edge_signature(
             exact=edge.exact,
             cand=cand.to(torch.float64),
             allowed=allowed,
@@ -360,6 +421,30 @@ class EdgeJudge:
             world_size=self.trace.world_size,
             reductions=0 if edge.into is not None or check is Check.PARTIAL else len(code.call.partials),
         )
+        return found or self._altered_constant(code, edge, band, spacing, allowed, region)
+
+    def _altered_constant(
+        self, code: Code, edge: CodeEdge, band: Band, spacing: Tensor, allowed: Tensor, region: Tensor
+    ) -> Signature | None:
+        """Look for a constant of the code that, altered, makes the edge agree."""
+        if code.replays is None:
+            return None
+        cand = edge.cand.data.to(torch.float64)
+        usable = region & edge.exact.isfinite() & cand.isfinite()
+        weight = 1 / (spacing.square() / 12 + torch.as_tensor(band.sigma).square())
+        for constant in code.constants:
+            fitted = fit_constant(
+                code.replays, constant, edge.key, cand=cand, weight=weight.expand(cand.shape), usable=usable
+            )
+            if fitted is None or fitted.factor == 1.0:
+                continue
+            error = (cand - fitted.values)[usable].abs()
+            if bool((error > allowed[usable] + spacing[usable] / 2).any()):
+                continue
+            parameters = {"op": constant.op, "value": constant.value, "factor": fitted.factor}
+            residual = residual_ulp(error, spacing[usable])
+            return Signature(kind="constant", parameters=parameters, residual_ulp=residual)
+        return None
 
 
 def _partial_values(partial: PartialSum, shape: tuple[int, ...]) -> Sequence[Tensor] | None:

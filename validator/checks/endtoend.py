@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from validator.align.trace import Trace
+from validator.align.traces import Trace
 from validator.capturing.records import RankCapture, TensorRef
 from validator.numerics.distributions import compare_logits
 from validator.numerics.formats import format_of

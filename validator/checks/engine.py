@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from validator.align.trace import Edge, Trace, TraceCall, View
+from validator.align.traces import Edge, Trace, View
 from validator.checks.edges import EdgeJudge, Policy
 from validator.checks.findings import Check, Finding, Judgement, Outcome, Unchecked, Verdict
 from validator.checks.judge import Bench
+from validator.checks.module_code import Code
 from validator.checks.parameters import check_parameters
 from validator.checks.replicas import check_replicas
-from validator.checks.walk import Code, walk
+from validator.checks.walk import walk
 from validator.numerics.recipes import RECIPES, Recipe
 
 __all__ = ["policy_of", "real_positions", "roll_up", "run_checks"]
@@ -70,13 +71,14 @@ def run_checks(
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
             nonlocal done
             edge_judge.judge(code)
-            covered.update((code.call.module, *code.inlined))
+            if any(edge.into is None for edge in code.edges):
+                covered.update((code.call.module, *code.inlined))
             done += 1
             if progress is not None:
                 progress(min(done, total), total)
 
         rows, found, missing = check_parameters(reference=reference, trace=trace, view=view)
-        walk(reference=reference, trace=trace, view=view, run=run, judge=judge)
+        walk(reference=reference, trace=trace, view=view, run=run, judge=judge, skip=edge_judge.skip)
         judgements.append(rows + edge_judge.judgements)
         findings.append(found + edge_judge.findings)
         unchecked += missing + edge_judge.unchecked
@@ -121,11 +123,13 @@ def roll_up(outcome: Outcome, reasons: Sequence[str] = ()) -> Outcome:
 def _gaps(reference: nn.Module, trace: Trace, outcome: Outcome, covered: set[str]) -> list[str]:
     """Return what nothing was said of, although the verdict would need it."""
     reasons = []
+    fired = {module for module, _ in trace.calls} | set(trace.unmatched_reference)
+    fired |= {module for module, _ in trace.problems}
     # A check of a parent that ran through a module's own code judged that module as well.
     missing = [
         fqn
         for fqn, module in reference.named_modules()
-        if fqn not in covered and _bears_parameters(module) and fqn in trace.unmatched_reference
+        if fqn not in covered and fqn in fired and _bears_parameters(module)
     ]
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -154,7 +158,7 @@ def _bears_parameters(module: nn.Module) -> bool:
 
 
 def real_positions(trace: Trace, view: View) -> Tensor | None:
-    """Return `[batch, tokens]` boolean: the positions that the model's attention mask calls real, or None for all."""
+    """Return `[batch, tokens]` boolean: the positions that the attention mask calls real, or None for all."""
     root = trace.calls.get(("", 0))
     edge = None if root is None else root.inputs.get("attention_mask")
     if edge is None or len(edge.shape) != 2:
@@ -177,7 +181,7 @@ def _merge(per_view: Sequence[Sequence[_Said]], views: Sequence[View]) -> list[_
     groups: dict[tuple[Any, ...], list[tuple[View, _Said]]] = {}
     for view, items in zip(views, per_view, strict=True):
         for item in items:
-            key = (item.check, item.module, item.into, item.path, item.call)
+            key: tuple[Any, ...] = (item.check, item.module, item.into, item.path, item.call)
             if item.check is Check.PARTIAL:
                 key = (*key, item.rank)
             groups.setdefault(key, []).append((view, item))

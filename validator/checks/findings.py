@@ -63,7 +63,8 @@ class Evidence:
 
     Attributes:
         max_over_band: largest |d| as a multiple of what the band allows.
-        gain: least-squares gain of the difference on the oracle, and `z`, its distance from 0 in standard errors.
+        gain: least-squares gain of the difference on the oracle, and `z`, its distance from 0 in standard
+            errors.
         ulp_error_max: largest |d| in ulp of the candidate's format.
         worst_index: index of the worst element, with the oracle's value (`reference`) and the candidate's.
         outside: how many elements are outside the band, of `elements`.

@@ -106,9 +106,18 @@ def judge_equal(*, exact: Tensor, cand: Tensor, judged: Tensor | None, dims: tup
     evidence = Evidence(outside=len(outside), elements=count, shape=tuple(cand.shape), dims=dims)
     if not len(outside):
         return Assessment(arm=None, evidence=evidence, outside=outside)
-    error = (candidate.to(torch.float64) - exact.to(torch.float64)).abs().masked_fill(~differs, -1.0).nan_to_num(math.inf)
+    error = (
+        (candidate.to(torch.float64) - exact.to(torch.float64))
+        .abs()
+        .masked_fill(~differs, -1.0)
+        .nan_to_num(math.inf)
+    )
     worst = _unravel(int(error.argmax()), cand.shape)
-    spacing = float(ulp(exact[worst].to(torch.float64), format_of(cand.dtype))) if cand.is_floating_point() else None
+    spacing = (
+        float(ulp(exact[worst].to(torch.float64), format_of(cand.dtype)))
+        if cand.is_floating_point()
+        else None
+    )
     evidence = Evidence(
         max_over_band=math.inf,
         ulp_error_max=float(error.max()) / spacing if spacing else None,
@@ -140,8 +149,8 @@ def judge_edge(
         exact: `[*]` float64, the oracle's value `y64`.
         cand: `[*]` in the candidate's floating dtype.
         band: what rounding explains.
-        control: `[*]` float64, the reference's own code under the same recipe, rounded to the candidate's format;
-            None to round the oracle's value (an edge behind a single operator).
+        control: `[*]` float64, the reference's own code under the same recipe, rounded to the candidate's
+            format; None to round the oracle's value (an edge behind a single operator).
         judged: `[*]` boolean, or None for all.
         dims: meaning of each dim.
         bench: what is common to the run.
@@ -163,7 +172,7 @@ def judge_edge(
     usable = difference.isfinite() & ~wrong_class
     ratio = torch.where(usable, difference.abs() / (spacing / 2 + slack), torch.zeros_like(y))
     outside = ratio > 1
-    g, g_control, guilty = _gains(
+    g, guilty = _gains(
         y=y,
         c=c,
         spacing=spacing,
@@ -213,18 +222,23 @@ def judge_constant(
 ) -> Gain | None:
     """Estimate by which relative amount a constant of the code is off, and say whether that is a fault.
 
-    The difference is regressed on the direction in which the edge would move with the constant: the gain test of
-    section 5 with `dy / d log(constant)` in the place of `y`. It sees an attention scale that is off by 1% in
+    The difference is regressed on the direction in which the edge would move with the constant: the gain
+        test of section 5 with `dy / d log(constant)` in the place of `y`. It sees an attention scale that
+        is off by 1% in
     bfloat16, where each element moves by less than the rounding of the probabilities allows.
 
     Args:
-        exact, cand, band, judged, dims: as for `judge_edge`.
+        exact: `[*]` float64, the oracle's value.
+        cand: `[*]` in the candidate's floating dtype.
+        band: what rounding explains.
         control: `[*]` float64, the reference's own code under the recipe that explains the edge.
         sensitivity: `[*]` float64, `dy / d log(constant)`.
+        judged: `[*]` boolean, or None for all.
+        dims: meaning of each dim.
 
     Returns:
-        The gain (0.01: the constant is 1% too large) where it is a fault, else None. A constant may be rounded to the
-        candidate's format, and its effect must be one that the plain gain test would count.
+        The gain (0.01: the constant is 1% too large) where it is a fault, else None. A constant may be
+        rounded to the candidate's format, and its effect must be one that the plain gain test would count.
     """
     fmt = format_of(cand.dtype)
     selected = torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape)
@@ -277,13 +291,13 @@ def _gains(
     where: Tensor,
     dims: tuple[str, ...],
     fmt: Format,
-) -> tuple[Gain, Gain | None, Tensor | None]:
+) -> tuple[Gain, Tensor | None]:
     """Run the gain test on the whole edge, then on each head and channel; return what is guilty, or None."""
     rounded = round_nearest(y, fmt) if control is None else control
     usable = usable & rounded.isfinite()
     empty = Gain(gain=math.nan, z=math.nan, clusters=0.0)
     if not bool(usable.any()):
-        return empty, None, None
+        return empty, None
     y, c, rounded, spacing, sigma = y[usable], c[usable], rounded[usable], spacing[usable], sigma[usable]
     rows = _rows(where[usable], dims)
     weight = 1 / (spacing.square() / 12 + sigma.square())
@@ -292,7 +306,6 @@ def _gains(
     g = gain(difference=c - y, reference=y, weight=weight, rows=rows, values=values)
     if g.abstains or abs(g.gain) <= floor:
         whole = False
-        g_control = None
     else:
         g_control = gain(difference=c - rounded, reference=y, weight=weight, rows=rows, values=values)
         whole = (
@@ -305,7 +318,7 @@ def _gains(
     guilty = torch.zeros_like(usable)
     if whole:
         guilty[usable] = True
-        return g, g_control, guilty
+        return g, guilty
     for dim, meaning in enumerate(dims):
         if meaning not in ("head", "channel"):
             continue
@@ -317,15 +330,17 @@ def _gains(
         arguments = {"reference": y, "weight": weight, "slices": slices, "rows": rows, "values": values}
         own_g, own_z = slice_gains(difference=c - y, **arguments)
         control_g, control_z = slice_gains(difference=c - rounded, **arguments)
-        differing = torch.zeros(count, dtype=torch.float64).index_add_(0, slices, (c != rounded).to(torch.float64))
+        differing = torch.zeros(count, dtype=torch.float64).index_add_(
+            0, slices, (c != rounded).to(torch.float64)
+        )
         fires = (own_z.abs() > limit) & (control_z.abs() > limit) & (differing >= MINIMUM_DIFFERING)
         fires &= (own_g.abs() > floor) & (control_g.abs() > floor)
         if bool(fires.any()):
             guilty[usable] = fires[slices]
             worst = int(own_z.abs().masked_fill(~fires, 0).argmax())
             slice_gain = Gain(gain=float(own_g[worst]), z=float(own_z[worst]), clusters=math.nan)
-            return slice_gain, None, guilty
-    return g, g_control, None
+            return slice_gain, guilty
+    return g, None
 
 
 def _rows(where: Tensor, dims: tuple[str, ...]) -> Tensor:

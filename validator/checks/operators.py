@@ -15,22 +15,84 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from validator.numerics.bands import C, U32, UNDERFLOW, matmul_sigma, softmax_sigma
+from validator.numerics.bands import U32, UNDERFLOW, C, matmul_sigma, softmax_sigma
 from validator.numerics.formats import Format
 from validator.numerics.rounding import round_nearest
 
 __all__ = ["KERNELS", "Attention", "attention", "is_exact", "operator_name", "operator_sigma"]
 
 _EXACT = frozenset(
-    """
-    _copy _reshape_alias _reshape_copy _to_copy _unsafe_view abs alias amax amin argmax argmin
-    as_strided_scatter cat chunk clamp clamp_max clamp_min clone constant_pad_nd contiguous copy
-    detach diagonal_scatter dropout embedding empty_like expand_copy fill flip full_like gather
-    index index_copy index_put index_select lift lift_fresh lift_fresh_copy masked_fill
-    masked_scatter max maximum min minimum native_dropout neg new_empty new_full new_ones new_zeros
-    ones_like permute_copy relu repeat repeat_interleave roll scatter select_scatter slice_scatter
-    sort stack take_along_dim topk tril triu unfold_copy where zero zeros_like
-    """.split()
+    (
+        "_copy",
+        "_reshape_alias",
+        "_reshape_copy",
+        "_to_copy",
+        "_unsafe_view",
+        "abs",
+        "alias",
+        "amax",
+        "amin",
+        "argmax",
+        "argmin",
+        "as_strided_scatter",
+        "cat",
+        "chunk",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clone",
+        "constant_pad_nd",
+        "contiguous",
+        "copy",
+        "detach",
+        "diagonal_scatter",
+        "dropout",
+        "embedding",
+        "empty_like",
+        "expand_copy",
+        "fill",
+        "flip",
+        "full_like",
+        "gather",
+        "index",
+        "index_copy",
+        "index_put",
+        "index_select",
+        "lift",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "masked_fill",
+        "masked_scatter",
+        "max",
+        "maximum",
+        "min",
+        "minimum",
+        "native_dropout",
+        "neg",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones_like",
+        "permute_copy",
+        "relu",
+        "repeat",
+        "repeat_interleave",
+        "roll",
+        "scatter",
+        "select_scatter",
+        "slice_scatter",
+        "sort",
+        "stack",
+        "take_along_dim",
+        "topk",
+        "tril",
+        "triu",
+        "unfold_copy",
+        "where",
+        "zero",
+        "zeros_like",
+    )
 )
 _ELEMENTWISE = {
     "cos": 3.0,
@@ -68,7 +130,8 @@ def operator_sigma(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
     Args:
         name: from `operator_name`.
-        args, kwargs: the operator's arguments, floating tensors in float64.
+        args: the operator's arguments, floating tensors in float64.
+        kwargs: its keyword arguments.
         result: what it returned in float64.
 
     Returns:
@@ -116,7 +179,9 @@ def attention(
         value: `[*, T, D]`.
         attn_mask: broadcastable to `[*, S, T]`, boolean (True takes part) or additive.
         dropout_p: must be 0: a check is made of a model in eval mode.
-        is_causal, scale, enable_gqa: as in `torch.nn.functional.scaled_dot_product_attention`.
+        is_causal: a query sees the keys up to its own position.
+        scale: of the scores, default `1/sqrt(D)`.
+        enable_gqa: a key head serves several query heads.
         storage: format in which the kernel may keep the probabilities for the second product, or None for the
             oracle. Formats wider than 16 bits round nothing more than float32 does.
         rounded_scores: whether scores may be kept in `storage` too.
@@ -139,7 +204,9 @@ def attention(
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = (
+            scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        )
     p = torch.softmax(scores, -1).nan_to_num(nan=0.0)
     is_narrow = storage is not None and storage.precision < 24
     if storage is None or not with_sigma:
@@ -154,7 +221,9 @@ def attention(
     if rounded_scores and is_narrow:
         ds = torch.hypot(ds, C * math.sqrt(2) * u_p * finite.abs())
     p_ds = (p * ds).square()
-    spread = p_ds @ value.square() - 2 * output * (p_ds @ value) + output.square() * p_ds.sum(-1, keepdim=True)
+    spread = (
+        p_ds @ value.square() - 2 * output * (p_ds @ value) + output.square() * p_ds.sum(-1, keepdim=True)
+    )
     squares = p.square() @ value.square()
     keys = key.shape[-2]
     sigma = torch.sqrt(
@@ -183,7 +252,7 @@ def _sum(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tenso
     n = max(x.numel() // max(result.numel(), 1), 1)
     dims = args[1] if len(args) > 1 and args[1] is not None else list(range(x.dim()))
     keepdim = len(args) > 2 and bool(args[2])
-    squares = x.square().sum(dims, keepdim=keepdim) if dims else x.square().sum()
+    squares: Tensor = x.square().sum(dims, keepdim=keepdim) if dims else x.square().sum()
     return C * U32 * torch.sqrt(n / 2 * squares.reshape(result.shape) + n / 3 * result.square())
 
 
@@ -199,17 +268,19 @@ def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> T
 def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
     x: Tensor = args[0]
     n = x.shape[args[1]]
-    largest = x.amax(args[1], keepdim=True).abs()
+    largest: Tensor = x.amax(args[1], keepdim=True).abs()
     return C * U32 * (result.abs() + largest + math.sqrt(n / 12) + 3)
 
 
 def _silu(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
     # Below -88 `exp(-x)` overflows, and the result is 0.
-    return C * U32 * result.abs() * (3 + args[0].abs()) + args[0].abs() * 2.0**-126
+    x: Tensor = args[0]
+    return C * U32 * result.abs() * (3 + x.abs()) + args[0].abs() * 2.0**-126
 
 
 def _gelu(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
-    return C * U32 * (3 * result.abs() + 2 * args[0].abs())
+    x: Tensor = args[0]
+    return C * U32 * (3 * result.abs() + 2 * x.abs())
 
 
 def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Tensor:
@@ -239,7 +310,11 @@ _SIGMA: dict[str, Callable[[tuple[Any, ...], dict[str, Any], Any], Tensor]] = {
 
 
 def _grouped_mm(
-    x: Tensor, weights: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+    x: Tensor,
+    weights: Tensor,
+    offsets: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: Any = None,
 ) -> Tensor:
     """Compute `torch._grouped_mm` of `[N, K]` by `[E, K, M]` group by group: it has no float64 kernel."""
     if offsets is None or x.dim() != 2 or weights.dim() != 3:

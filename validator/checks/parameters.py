@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from validator.align.trace import Edge, Trace, View
-from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Unchecked, Verdict
+from validator.align.traces import Trace, View
+from validator.checks.findings import Arm, Check, Finding, Judgement, Unchecked, Verdict
 from validator.checks.judge import judge_equal
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.signatures import parameter_signature
@@ -40,14 +40,17 @@ def check_parameters(
     findings: list[Finding] = []
     unchecked: list[Unchecked] = []
     stored = set(reference.state_dict(keep_vars=True))
-    tensors = dict(reference.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = {}
+    tensors |= dict(reference.named_parameters(remove_duplicate=False))
     tensors |= dict(reference.named_buffers(remove_duplicate=False))
     for position, (name, tensor) in enumerate(_in_module_order(reference, tensors).items()):
         edge = trace.parameters.get(name)
         module, _, leaf = name.rpartition(".")
         if edge is None:
             if name not in trace.unmatched_parameters[0]:
-                unchecked.append(Unchecked(module=module, why=f"the candidate's {leaf} could not be put together"))
+                unchecked.append(
+                    Unchecked(module=module, why=f"the candidate's {leaf} could not be put together")
+                )
             continue
         try:
             logical = edge.read(view)

@@ -8,14 +8,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from validator.align.trace import LogicalTensor, Part, View
+from validator.align.traces import LogicalTensor, Part, View
 
 __all__ = ["judged_region", "places", "single_rank"]
 
 LISTED = 64
 """At most so many tokens, channels or heads are listed in a finding."""
 
-_NAMES = {"batch": "sequences", "token": "tokens", "channel": "channels", "head": "heads", "expert": "experts"}
+_NAMES = {
+    "batch": "sequences",
+    "token": "tokens",
+    "channel": "channels",
+    "head": "heads",
+    "expert": "experts",
+}
 
 
 def judged_region(cand: LogicalTensor, real: Tensor | None, view: View, world_size: int) -> Tensor | None:
@@ -59,8 +65,8 @@ def places(outside: Tensor, cand: LogicalTensor) -> Mapping[str, list[int] | Non
     """Say where the guilty elements are: for each meaning of a dim, the few indices that hold them all.
 
     Returns:
-        `sequences`, `tokens`, `heads`, `channels`, `experts`: a list, or None where the elements are spread over most
-        of that dim (or it has no such dim).
+        `sequences`, `tokens`, `heads`, `channels`, `experts`: a list, or None where the elements are spread
+        over most of that dim (or it has no such dim).
     """
     found: dict[str, list[int] | None] = dict.fromkeys(_NAMES.values())
     for dim, meaning in enumerate(cand.dims):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from validator.align.trace import Edge, Trace, TraceCall, View
+from validator.align.traces import Edge, Trace, TraceCall, View
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
 
 __all__ = ["check_replicas"]
@@ -22,7 +22,8 @@ def check_replicas(trace: Trace, found: Sequence[Finding]) -> tuple[list[Judgeme
         found: findings of other checks: an edge that one of them names needs no second finding.
 
     Returns:
-        One judgement for the run where all replicas agree, else one for each edge where they part; and findings.
+        One judgement for the run where all replicas agree, else one for each edge where they part; and
+        findings.
     """
     if trace.world_size == 1:
         return [], []
@@ -90,7 +91,8 @@ def _finding(call: TraceCall, edge: Edge) -> Finding:
         order=call.order,
         evidence=evidence,
         summary=(
-            f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} differs from "
-            f"rank 0 in {count} of {torch.Size(edge.shape).numel()} elements, although what went in was the same"
+            f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} "
+            f"differs from rank 0 in {count} of {torch.Size(edge.shape).numel()} elements, although what went "
+            "in was the same"
         ),
     )

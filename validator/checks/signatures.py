@@ -4,16 +4,73 @@ Shape legend: * = the edge's shape, its last dim the channels; N = judged elemen
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from validator.checks.arithmetic import Constant
 from validator.checks.findings import Signature
+from validator.checks.module_code import Key, ReplaysOf
 
-__all__ = ["edge_signature", "parameter_signature"]
+__all__ = ["FittedConstant", "edge_signature", "fit_constant", "parameter_signature", "residual_ulp"]
 
-EXPLAINED = 1.0
-"""A hypothesis holds when after its correction nothing is further off than the band allows."""
+NEWTON_STEPS = 5
+ALTERATION = 2.0**-20
+
+
+def residual_ulp(error: Tensor, spacing: Tensor) -> float:
+    """Return the root mean square of errors in root mean square ulp: near-zero elements don't drown the rest.
+
+    Args:
+        error: `[N]` float64.
+        spacing: `[N]` float64, the ulp at each reference value.
+    """
+    return float(torch.sqrt(error.square().mean() / spacing.square().mean()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstant:
+    """A constant of the code, fitted to the candidate: its factor, and `[*]` the edge's values then."""
+
+    factor: float
+    values: Tensor
+
+
+def fit_constant(
+    replays: ReplaysOf, constant: Constant, key: Key, *, cand: Tensor, weight: Tensor, usable: Tensor
+) -> FittedConstant | None:
+    """Fit one constant of a module's code to the candidate's values by Gauss-Newton steps.
+
+    Args:
+        replays: runs the code.
+        constant: the constant to fit.
+        key: the edge.
+        cand: `[*]` float64 candidate.
+        weight: `[*]` float64, inverse variance of rounding.
+        usable: `[*]` boolean.
+
+    Returns:
+        The fit, or None where the edge does not depend on the constant or the fit runs away.
+    """
+    factor = 1.0
+    for _ in range(NEWTON_STEPS):
+        base = replays.altered(constant, factor).get(key)
+        moved = replays.altered(constant, factor * (1 + ALTERATION)).get(key)
+        if base is None or moved is None:
+            return None
+        direction = ((moved - base) / ALTERATION)[usable]
+        power = (weight[usable] * direction.square()).sum()
+        if not bool(power > 0) or not bool(power.isfinite()):
+            return None
+        step = float((weight[usable] * direction * (cand - base)[usable]).sum() / power)
+        factor *= 1 + step
+        if not 1e-6 < abs(factor) < 1e6:
+            return None
+        if abs(step) < 2.0**-40:
+            break
+    values = replays.altered(constant, factor).get(key)
+    return None if values is None else FittedConstant(factor=factor, values=values)
 
 
 def edge_signature(
@@ -40,19 +97,20 @@ def edge_signature(
         reductions: how many sums over ranks the call made.
 
     Returns:
-        The first hypothesis that holds, in the order of `kind`: `bias_per_rank`, `bias_missing`, `double_reduction`,
-        `missing_reduction`, `factor`, `sign`, `constant_vector`; or None. `residual_ulp` is the largest error that stays.
+        The first hypothesis that holds, in the order of `kind`: `bias_per_rank`, `bias_missing`,
+        `double_reduction`, `missing_reduction`, `factor`, `sign`, `constant_vector`; or None.
+        `residual_ulp` is what stays.
     """
     usable = judged & exact.isfinite() & cand.isfinite()
     if not bool(usable.any()):
         return None
 
     def residual(corrected: Tensor, slack: float = 1.0) -> float | None:
-        """Return the largest error in ulp, or None where it is more than the band (as wide as the scale) allows."""
+        """Return what stays, or None where some of it is more than `slack` bands and half an ulp."""
         error = (cand - corrected).abs()[usable]
-        if bool((error > EXPLAINED * slack * allowed[usable] + spacing[usable] / 2).any()):
+        if bool((error > slack * allowed[usable] + spacing[usable] / 2).any()):
             return None
-        return float((error / spacing[usable]).max())
+        return residual_ulp(error, spacing[usable])
 
     if bias is not None and bias.shape[-1:] == exact.shape[-1:] and bool(bias.any()):
         if world_size > 1:
@@ -68,7 +126,10 @@ def edge_signature(
     if power > 0:
         factor = float((y * c).sum() / power)
         if reductions and world_size > 1:
-            for kind, ideal in (("double_reduction", float(world_size)), ("missing_reduction", 1.0 / world_size)):
+            for kind, ideal in (
+                ("double_reduction", float(world_size)),
+                ("missing_reduction", 1.0 / world_size),
+            ):
                 left = residual(ideal * exact, max(ideal, 1.0))
                 if left is not None:
                     return Signature(
@@ -93,8 +154,8 @@ def parameter_signature(
         others: the reference's other parameters of this shape by name, in float64.
 
     Returns:
-        `other_parameter` (with its `name`), `permutation` (of rows or columns, with the `dim` and whether it moves
-        whole `blocks`), `factor` (of the differing rows), or None.
+        `other_parameter` (with its `name`), `permutation` (of rows or columns, with the `dim` and whether
+        it moves whole `blocks`), `factor` (of the differing rows), or None.
     """
     for name, other in others().items():
         if torch.equal(other, candidate):

@@ -34,21 +34,29 @@ def summarise(
     if recipe is not None:
         return f"{subject}{on_rank} is explained by the recipe {recipe.name!r} alone, which was not declared"
     if arm is Arm.EXACT:
-        what = f"differs in {share}, and nothing is computed there" if check is not Check.PARAMETER else (
-            f"differs in {share}"
+        what = (
+            f"differs in {share}, and nothing is computed there"
+            if check is not Check.PARAMETER
+            else (f"differs in {share}")
         )
     elif arm is Arm.CLASS:
-        what = f"has NaN, infinity or saturation where the oracle has none, or the other way round, in {share}"
+        what = (
+            f"has NaN, infinity or saturation where the oracle has none, or the other way round, in {share}"
+        )
     elif arm is Arm.GAIN and signature is not None and signature.kind == "constant":
         what = f"moves as if a constant of its code were another (z = {evidence.z or 0.0:.0f})"
     elif arm is Arm.GAIN:
         what = (
-            f"is systematically off by {evidence.gain or 0.0:.2g} of its value (z = {evidence.z or 0.0:.0f}), "
+            f"is systematically off by {evidence.gain or 0.0:.2g} of its value "
+            f"(z = {evidence.z or 0.0:.0f}), "
             "too little for any single element to show"
         )
     else:
-        what = f"is outside what rounding explains in {share} (at worst {evidence.max_over_band or 0.0:.3g} times the band)"
-    spots = "; ".join(f"{kind} {_list(values)}" for kind, values in where.items() if values and arm is not Arm.GAIN)
+        times = f"{evidence.max_over_band or 0.0:.3g}"
+        what = f"is outside what rounding explains in {share} (at worst {times} times the band)"
+    spots = "; ".join(
+        f"{kind} {_list(values)}" for kind, values in where.items() if values and arm is not Arm.GAIN
+    )
     hint = "" if signature is None else f"; looks like {signature_words(signature)}"
     return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{hint}"
 
@@ -56,19 +64,27 @@ def summarise(
 def signature_words(signature: Signature) -> str:
     """Name a hypothesis in words."""
     p = signature.parameters
-    return {
-        "bias_per_rank": lambda: f"the bias added {p.get('times')} times, once on every rank",
-        "bias_missing": lambda: "the bias left out",
-        "double_reduction": lambda: f"the sum over ranks taken twice (a factor of {p.get('factor'):g})",
-        "missing_reduction": lambda: f"a sum over ranks left out (a factor of {p.get('factor'):g})",
-        "constant": lambda: (
-            f"{p.get('op')} with {p.get('value', 0.0) * p.get('factor', 1.0):.6g} in place of {p.get('value'):.6g}"
-        ),
-        "factor": lambda: f"a factor of {p.get('factor'):.6g}",
-        "constant_vector": lambda: "a constant vector added to every row",
-        "other_parameter": lambda: f"the values of {p.get('name')}",
-        "permutation": lambda: f"{'rows' if p.get('dim') == 0 else 'columns'} in another order ({p.get('blocks')} blocks)",
-    }.get(signature.kind, lambda: signature.kind.replace("_", " "))()
+    match signature.kind:
+        case "bias_per_rank":
+            return f"the bias added {p['times']} times, once on every rank"
+        case "bias_missing":
+            return "the bias left out"
+        case "double_reduction":
+            return f"the sum over ranks taken twice (a factor of {p['factor']:g})"
+        case "missing_reduction":
+            return f"a sum over ranks left out (a factor of {p['factor']:g})"
+        case "constant":
+            return f"{p['op']} with {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}"
+        case "factor":
+            return f"a factor of {p['factor']:.6g}"
+        case "constant_vector":
+            return "a constant vector added to every row"
+        case "other_parameter":
+            return f"the values of {p['name']}"
+        case "permutation":
+            return f"{'rows' if p['dim'] == 0 else 'columns'} in another order ({p['blocks']} blocks)"
+        case kind:
+            return kind.replace("_", " ")
 
 
 def _list(values: list[int]) -> str:

@@ -12,118 +12,28 @@ reference's own code, so kernels with other mask conventions can differ on the t
 
 When a module's code has run in float64, and an edge of it has more than one rounding operator behind it,
 the same code is replayed under stochastic rounding, with the candidate's values for what its children
-return: the spread is the band. A child that the candidate never called, or called another number of times, is part
-of its parent's code.
+return: the spread is the band. A child that the candidate never called, or called another number of
+times, is part of its parent's code. Code that can't run in float64 is judged by no check; the walk goes on below it.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from validator.align.trace import Edge, LogicalTensor, Trace, TraceCall, View
+from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
 from validator.capturing.values import bind_arguments, flatten, rebuild
-from validator.checks.arithmetic import Arithmetic, Constant, Rounding, ShadowTensor
+from validator.checks.arithmetic import Arithmetic, Choice, Rounding, ShadowTensor
+from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
+from validator.checks.replays import RUNS, Frame, Replays, Snapshot, copied
+from validator.errors import ValidatorError
 from validator.numerics.formats import format_of
-from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
-from validator.numerics.ulp import ulp
 
-__all__ = ["Code", "CodeEdge", "Spread", "walk"]
-
-RUNS = 12
-"""Stochastic runs behind a measured sigma, and the weight of its row's mean: NUMERICS sections 4 and 10."""
-SHRINKAGE = 8
-ALTERATION = 2.0**-20
-"""Relative change of a constant: small enough to be linear, far above float64's rounding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeEdge:
-    """A value that a module's own code made, next to the candidate's.
-
-    Attributes:
-        key: position among the edges of this code, the same in every replay: child (or None for an output) and path.
-        into: the call of the child whose input it is, or None for an output.
-        path: where it stands in the child's inputs or in the outputs.
-        order: position in the reference's execution order.
-        exact: `[*]` the oracle's value: float64, or integer or boolean as it is.
-        depth: number of rounding operators behind it; 0 means that it was only passed on.
-        sigma, bound: of a single operator, or None.
-        cand: the candidate's value, with where its parts came from.
-    """
-
-    key: tuple[int | None, str]
-    into: TraceCall | None
-    path: str
-    order: int
-    exact: Tensor
-    depth: int
-    sigma: Tensor | None
-    bound: Tensor | None
-    cand: LogicalTensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """What the replays of one piece of code under one recipe say of one edge.
-
-    Attributes:
-        sigma: `[*]` float64, measured.
-        bound: `[*]` float64 or None.
-        control: `[*]` float64, rounded to the candidate's format.
-    """
-
-    sigma: Tensor
-    bound: Tensor | None
-    control: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """The code of one call of one module, run in float64.
-
-    Attributes:
-        call: as the candidate ran it.
-        module: the reference's module.
-        edges: what it made, in execution order.
-        has_children: whether children of it were captured.
-        inlined: fqns of children that are part of this code, because the candidate's calls don't line up.
-        spread: replays the code under a recipe; by edge key. Edges that a replay did not reach are missing.
-        constants: the numbers in the code (an epsilon, a scale).
-        sensitivity: replays the code with one of them altered; by edge key `dy / d log(constant)`.
-    """
-
-    call: TraceCall
-    module: nn.Module
-    edges: tuple[CodeEdge, ...]
-    has_children: bool
-    inlined: tuple[str, ...]
-    spread: Callable[[Recipe], Mapping[tuple[int | None, str], Spread]]
-    constants: tuple[Constant, ...]
-    sensitivity: Callable[[Constant], Mapping[tuple[int | None, str], Tensor]]
-
-
-@dataclass(slots=True)
-class _Frame:
-    """A module's code while it runs."""
-
-    fqn: str
-    arithmetic: Arithmetic
-    edges: list[CodeEdge] = field(default_factory=list)
-    returned: list[tuple[str, Any]] = field(default_factory=list)
-    inlined: list[str] = field(default_factory=list)
-    replayed: dict[tuple[int | None, str], ShadowTensor] | None = None
-    position: int = 0
-
-
-class _Diverted(Exception):
-    """A replay took another path through the code than the float64 run."""
+__all__ = ["walk"]
 
 
 def walk(
@@ -133,9 +43,10 @@ def walk(
     view: View,
     run: Callable[[nn.Module], Any],
     judge: Callable[[Code], None],
+    skip: Callable[[TraceCall, str], None],
     runs: int = RUNS,
 ) -> None:
-    """Run the reference in float64 on the candidate's values, and hand each call's code to `judge` as it ends.
+    """Run the reference in float64 on the candidate's values, and judge each call's code as it ends.
 
     Args:
         reference: the trusted model, in eval mode. It is left as it was.
@@ -143,28 +54,36 @@ def walk(
         view: whose copies of replicated tensors to take.
         run: feeds the model, as the target says.
         judge: called once a matched module call, innermost first.
+        skip: called in place of `judge` for code that can't run in float64, with the reason.
         runs: stochastic runs behind a measured sigma.
     """
-    walker = _Walker(reference, trace, view, judge, runs)
+    walker = _Walker(reference, trace, view, judge, skip, runs)
     with walker.patched(), torch.no_grad():
         run(reference)
 
 
 class _Walker:
     def __init__(
-        self, reference: nn.Module, trace: Trace, view: View, judge: Callable[[Code], None], runs: int
+        self,
+        reference: nn.Module,
+        trace: Trace,
+        view: View,
+        judge: Callable[[Code], None],
+        skip: Callable[[TraceCall, str], None],
+        runs: int,
     ) -> None:
         self._reference = reference
         self._trace = trace
         self._view = view
-        self._judge = judge
+        self._judges = judge
+        self._broken: Exception | None = None
+        self._skip = skip
         self._runs = runs
-        self._frames: list[_Frame] = []
+        self._frames: list[Frame] = []
         self._counts: dict[str, int] = {}
+        self._done: dict[tuple[str, int], Any] = {}
         self._order = 0
-        self._names = {id(p): name for name, p in reference.named_parameters(remove_duplicate=False)}
-        self._buffers = {id(b): name for name, b in reference.named_buffers(remove_duplicate=False)}
-        self._lifted: dict[int, tuple[Tensor, Tensor, torch.dtype]] = {}
+        self._lift = _Lift(reference, trace)
 
     @contextmanager
     def patched(self) -> Iterator[None]:
@@ -185,257 +104,257 @@ class _Walker:
     def _patch(self, fqn: str, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            frame = self._frames[-1] if self._frames else None
-            if frame is None:
-                return self._root(fqn, module, original, args, kwargs)
+            if not self._frames:
+                return self._outermost(fqn, module, original, args, kwargs)
+            frame = self._frames[-1]
+            if frame.is_plain:
+                return self._called(frame, fqn, module, original, args, kwargs)
             with frame.arithmetic.suspended():
                 if frame.replayed is not None:
-                    stub = self._replayed_child(frame, fqn, module, args, kwargs)
-                    if stub is not None:
-                        return stub[0]
+                    answer = frame.answer(fqn, module, args, kwargs)
+                    if answer is not None:
+                        return answer[0]
+                    is_inlined = True
                 else:
-                    n = self._counts.get(fqn, 0)
-                    self._counts[fqn] = n + 1
-                    call = self._trace.calls.get((fqn, n))
-                    if call is not None:
-                        output = self._child(frame, call, module, original, args, kwargs)
-                        frame.returned.append((fqn, output))
-                        return self._copied(output)
+                    is_inlined = (fqn, self._counts.get(fqn, 0)) not in self._trace.calls
+                if not is_inlined:
+                    return self._called(frame, fqn, module, original, args, kwargs)
+                if frame.replayed is None:
+                    self._counts[fqn] = self._counts.get(fqn, 0) + 1
                     frame.inlined.append(fqn)
             return original(*args, **kwargs)
 
         return forward
 
-    def _root(
+    def _outermost(
         self, fqn: str, module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
+        """Take a call that no other encloses: what it is given are the run's inputs."""
+        frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift))
+        call = self._trace.calls.get((fqn, self._counts.get(fqn, 0)))
+        if call is None:
+            self._counts[fqn] = self._counts.get(fqn, 0) + 1
+            return _plain_values(self._execute(frame, original, args, kwargs))
+        output = self._called(frame, fqn, module, original, args, kwargs)
+        self._lift.clear()
+        if frame.edges:
+            self._judge(
+                Code(
+                    call=call,
+                    module=module,
+                    edges=tuple(frame.edges),
+                    choices=(),
+                    has_children=True,
+                    inlined=(),
+                    replays=None,
+                    constants=(),
+                )
+            )
+        return _plain_values(output)
+
+    def _called(
+        self,
+        parent: Frame,
+        fqn: str,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Walk a child, and return what the candidate's returned."""
         n = self._counts.get(fqn, 0)
         self._counts[fqn] = n + 1
         call = self._trace.calls.get((fqn, n))
-        frame = _Frame(fqn=fqn, arithmetic=Arithmetic(Rounding.none(), self._lift))
         if call is None:
-            with frame.arithmetic:
-                self._frames.append(frame)
-                try:
-                    output = original(*args, **kwargs)
-                finally:
-                    self._frames.pop()
-        else:
-            output = self._child(frame, call, module, original, args, kwargs)
-            if frame.edges:
-                self._judge(_inputs_code(call, module, frame))
-        return rebuild(output, lambda _, x: x.data64.to(x.dtype) if isinstance(x, ShadowTensor) else x)
+            return original(*args, **kwargs)
+        if (fqn, n) not in self._done:
+            self._done[fqn, n] = self._child(parent, call, module, original, args, kwargs)
+        output = self._done[fqn, n]
+        parent.returned.append((fqn, output))
+        return self._as_plain(output) if parent.is_plain else copied(output)
 
     def _child(
         self,
-        parent: _Frame,
+        parent: Frame,
         call: TraceCall,
         module: nn.Module,
         original: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Judge what the parent hands over, run the module's own code on the candidate's inputs, judge its outputs."""
-        child = len(parent.returned)
-        given = flatten(bind_arguments(module, args, kwargs))
-        logical: dict[str, LogicalTensor] = {}
-        for path, value in given.items():
-            edge = call.inputs.get(path)
-            if edge is None or not isinstance(value, Tensor) or not _is_comparable(path, value, edge):
-                continue
-            logical[path] = edge.read(self._view)
-            parent.edges.append(self._edge((child, path), call, path, value, logical[path]))
-        args, kwargs = _substituted(module, args, kwargs, logical)
-        snapshot = _Snapshot(args, kwargs)
-        frame = _Frame(fqn=call.module, arithmetic=Arithmetic(Rounding.none(), self._lift))
-        output = self._execute(frame, original, args, kwargs)
-        values: dict[str, LogicalTensor] = {}
-        for path, value in flatten(output).items():
-            edge = call.outputs.get(path)
-            if edge is None or not isinstance(value, Tensor) or not _is_comparable(path, value, edge):
-                continue
-            values[path] = edge.read(self._view)
-            frame.edges.append(self._edge((None, path), None, path, value, values[path]))
-        spreads: dict[str, Mapping[tuple[int | None, str], Spread]] = {}
-
-        def spread(recipe: Recipe) -> Mapping[tuple[int | None, str], Spread]:
-            if recipe.name not in spreads:
-                spreads[recipe.name] = self._spread(frame, original, snapshot, recipe)
-            return spreads[recipe.name]
-
-        sensitivities: dict[Constant, Mapping[tuple[int | None, str], Tensor]] = {}
-
-        def sensitivity(constant: Constant) -> Mapping[tuple[int | None, str], Tensor]:
-            if constant not in sensitivities:
-                sensitivities[constant] = self._sensitivity(frame, original, snapshot, constant)
-            return sensitivities[constant]
-
+        """Keep what the parent hands over, run the module's code on the candidate's inputs, and judge it."""
+        given = self._compared(flatten(bind_arguments(module, args, kwargs)), call.inputs)
+        if not parent.is_plain:
+            key = len(parent.returned)
+            parent.edges += [
+                self._edge((key, path), call, value, cand) for path, (value, cand) in given.items()
+            ]
+        args, kwargs = _substituted(module, args, kwargs, {path: cand for path, (_, cand) in given.items()})
+        snapshot = Snapshot(args, kwargs)
+        chosen = _Choices(self._trace, call, self._view)
+        frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift, chosen))
+        counts = dict(self._counts)
+        try:
+            output = self._execute(frame, original, args, kwargs)
+        except ValidatorError:
+            raise
+        except Exception as error:  # the reference's code may raise anything
+            if error is self._broken:
+                raise
+            self._counts = counts
+            return self._unjudged(call, original, snapshot, error)
+        made = self._compared(flatten(output), call.outputs)
+        frame.edges += [self._edge((None, path), None, value, cand) for path, (value, cand) in made.items()]
+        frame.choices += [self._choice(choice) for choice in frame.arithmetic.choices]
+        replays = Replays(
+            frame=frame,
+            snapshot=snapshot,
+            arithmetic=lambda rounding: Arithmetic(rounding, self._lift, chosen),
+            execute=lambda replay, args, kwargs: self._execute(replay, original, args, kwargs),
+            runs=self._runs,
+        )
         self._judge(
             Code(
                 call=call,
                 module=module,
                 edges=tuple(frame.edges),
+                choices=tuple(frame.choices),
                 has_children=bool(frame.returned),
                 inlined=tuple(frame.inlined),
-                spread=spread,
+                replays=replays,
                 constants=tuple(frame.arithmetic.constants),
-                sensitivity=sensitivity,
             )
         )
-        if not self._frames:
-            self._lifted.clear()
-        return rebuild(output, lambda path, x: _as_input(values[path]) if path in values else x)
+        return rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x)
 
-    def _execute(self, frame: _Frame, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _unjudged(
+        self, call: TraceCall, original: Callable[..., Any], snapshot: Snapshot, error: Exception
+    ) -> Any:
+        """Run code that can't run in float64 as it is: for its outputs' structure, and for its children."""
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        self._skip(call, f"its code can't run in float64: {reason}")
+        args, kwargs = snapshot.restore()
+        frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift), is_plain=True)
+        output = self._execute(frame, original, self._as_plain(args), self._as_plain(kwargs))
+        made = self._compared(flatten(output), call.outputs)
+        return rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x)
+
+    def _judge(self, code: Code) -> None:
+        try:
+            self._judges(code)
+        except Exception as error:
+            self._broken = error  # not the reference's code, which encloses this
+            raise
+
+    def _execute(self, frame: Frame, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._frames.append(frame)
         try:
+            if frame.is_plain:
+                return original(*args, **kwargs)
             with frame.arithmetic:
                 return original(*args, **kwargs)
         finally:
             self._frames.pop()
 
-    def _edge(
-        self, key: tuple[int | None, str], into: TraceCall | None, path: str, value: Tensor, cand: LogicalTensor
-    ) -> CodeEdge:
+    def _compared(
+        self, values: Mapping[str, Any], edges: Mapping[str, Edge]
+    ) -> dict[str, tuple[Tensor, LogicalTensor]]:
+        """Return the tensors that both sides have, with the candidate's."""
+        return {
+            path: (value, edges[path].read(self._view))
+            for path, value in values.items()
+            if isinstance(value, Tensor) and path in edges and _is_comparable(path, value, edges[path])
+        }
+
+    def _edge(self, key: Key, into: TraceCall | None, value: Tensor, cand: LogicalTensor) -> CodeEdge:
         self._order += 1
+        shadow = value if isinstance(value, ShadowTensor) else None
         return CodeEdge(
             key=key,
             into=into,
-            path=path,
+            path=key[1],
             order=self._order,
-            exact=value.exact64 if isinstance(value, ShadowTensor) else _plain(value),
-            depth=_depth(value),
-            sigma=value.sigma64 if isinstance(value, ShadowTensor) else None,
-            bound=value.bound64 if isinstance(value, ShadowTensor) else None,
+            exact=_plain(value) if shadow is None else shadow.exact64,
+            depth=0 if shadow is None else _depth(shadow),
+            sigma=None if shadow is None else shadow.sigma64,
+            bound=None if shadow is None else shadow.bound64,
             cand=cand,
         )
 
-    def _replayed_child(
-        self, frame: _Frame, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any] | None:
-        """Note what a replay hands to a child, and return what the child returned; None for an inlined child."""
-        assert frame.replayed is not None
-        if fqn in frame.inlined:
-            return None
-        if frame.position >= len(frame.returned) or frame.returned[frame.position][0] != fqn:
-            raise _Diverted(fqn)
-        for path, value in flatten(bind_arguments(module, args, kwargs)).items():
-            if isinstance(value, ShadowTensor):
-                frame.replayed[(frame.position, path)] = value
-        output = frame.returned[frame.position][1]
-        frame.position += 1
-        return (self._copied(output),)
-
-    def _spread(
-        self, frame: _Frame, original: Callable[..., Any], snapshot: "_Snapshot", recipe: Recipe
-    ) -> Mapping[tuple[int | None, str], Spread]:
-        """Replay the code: `runs` times under stochastic rounding and once to nearest."""
-        edges = {edge.key: edge for edge in frame.edges if edge.depth > 1}
-        squares = {key: torch.zeros_like(edge.exact) for key, edge in edges.items()}
-        bounds: dict[tuple[int | None, str], Tensor | None] = {}
-        cache: dict[int, Tensor | None] = {}
-        try:
-            for seed in range(self._runs):
-                made = self._replay(frame, original, snapshot, Rounding.stochastic(recipe, seed, cache))
-                for key, edge in edges.items():
-                    squares[key] += (made[key].exact64 - edge.exact).square()
-                    bounds[key] = made[key].bound64
-            control = self._replay(frame, original, snapshot, Rounding.nearest(recipe))
-        except (_Diverted, KeyError):
-            return {}
-        return {
-            key: Spread(
-                sigma=_shrunk(squares[key] / self._runs, edge, self._runs),
-                bound=bounds[key],
-                control=round_nearest(control[key].exact64, format_of(edge.cand.data.dtype)),
-            )
-            for key, edge in edges.items()
-        }
-
-    def _sensitivity(
-        self, frame: _Frame, original: Callable[..., Any], snapshot: "_Snapshot", constant: Constant
-    ) -> Mapping[tuple[int | None, str], Tensor]:
-        """Replay the code in float64 with one constant altered a little."""
-        try:
-            made = self._replay(frame, original, snapshot, Rounding.altering(constant, 1 + ALTERATION))
-        except _Diverted:
-            return {}
-        return {
-            edge.key: (made[edge.key].exact64 - edge.exact) / ALTERATION
-            for edge in frame.edges
-            if edge.depth > 1 and edge.key in made
-        }
-
-    def _replay(
-        self, frame: _Frame, original: Callable[..., Any], snapshot: "_Snapshot", rounding: Rounding
-    ) -> dict[tuple[int | None, str], ShadowTensor]:
-        replay = _Frame(
-            fqn=frame.fqn,
-            arithmetic=Arithmetic(rounding, self._lift),
-            returned=frame.returned,
-            inlined=frame.inlined,
-            replayed={},
+    def _choice(self, choice: Choice) -> CodeChoice:
+        self._order += 1
+        return CodeChoice(
+            key=(None, choice.name),
+            order=self._order,
+            op=choice.op,
+            best=choice.best,
+            chosen=choice.chosen.exact64,
         )
-        args, kwargs = snapshot.restore()
-        output = self._execute(replay, original, args, kwargs)
-        assert replay.replayed is not None
-        replay.replayed |= {
-            (None, path): value for path, value in flatten(output).items() if isinstance(value, ShadowTensor)
-        }
-        return replay.replayed
 
-    def _lift(self, tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-        """Give a parameter of the reference, rounded once to the candidate's storage format, in float64.
+    def _as_plain(self, value: Any) -> Any:
+        dtype = next((p.dtype for p in self._reference.parameters() if p.is_floating_point()), torch.float32)
+        return rebuild(value, lambda _, x: x.data64.to(dtype) if isinstance(x, ShadowTensor) else x)
 
-        Buffers are not rounded: a narrower copy of one in the candidate must show where it matters.
-        """
+
+class _Lift:
+    """The oracle's parameters: the reference's, rounded once to the candidate's storage format, in float64.
+
+    Buffers are not rounded: a narrower copy of one in the candidate must show where it matters.
+    """
+
+    def __init__(self, reference: nn.Module, trace: Trace) -> None:
+        # A shared parameter has several names, of which the candidate may hold one.
+        named = reference.named_parameters(remove_duplicate=False)
+        self._names = {id(p): name for name, p in sorted(named, key=lambda item: item[0] in trace.parameters)}
+        self._buffers = {id(b): name for name, b in reference.named_buffers(remove_duplicate=False)}
+        self._trace = trace
+        self._lifted: dict[int, tuple[Tensor, torch.dtype]] = {}
+
+    def __call__(self, tensor: Tensor) -> tuple[Tensor, torch.dtype]:
         key = id(tensor)
-        if key in self._lifted:
-            return self._lifted[key][1:]
         name = self._names.get(key) or self._buffers.get(key)
         if name is None:
             return tensor.detach().to(torch.float64), tensor.dtype
-        edge = self._trace.parameters.get(name)
-        dtype = tensor.dtype
-        if edge is not None and getattr(torch, edge.dtype, None) is not None:
-            stored = getattr(torch, edge.dtype)
-            dtype = stored if stored.is_floating_point else dtype
-        value = tensor.detach().to(torch.float64)
-        if key in self._names:
-            value = round_nearest(value, format_of(dtype))
-        self._lifted[key] = (tensor, value, dtype)
-        return value, dtype
+        if key not in self._lifted:
+            edge = self._trace.parameters.get(name)
+            stored = tensor.dtype if edge is None else getattr(torch, edge.dtype)
+            dtype = stored if stored.is_floating_point else tensor.dtype
+            value = tensor.detach().to(torch.float64)
+            self._lifted[key] = (
+                round_nearest(value, format_of(dtype)) if key in self._names else value,
+                dtype,
+            )
+        return self._lifted[key]
 
-    @staticmethod
-    def _copied(output: Any) -> Any:
-        return rebuild(output, lambda _, x: x.copied() if isinstance(x, ShadowTensor) else x)
+    def clear(self) -> None:
+        """Forget the float64 copies."""
+        self._lifted.clear()
 
 
-class _Snapshot:
-    """Arguments as they were before a call: tensors and caches are copied, since code may change them in place."""
+class _Choices:
+    """The candidate's choices inside one call, found among the integer tensors at its edges."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._saved = self._copy((args, kwargs))
+    def __init__(self, trace: Trace, call: TraceCall, view: View) -> None:
+        self._trace = trace
+        self._call = call
+        self._view = view
+        self._found: dict[str, Tensor | None] = {}
 
-    def restore(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a fresh copy."""
-        args, kwargs = self._copy(self._saved)
-        return args, kwargs
+    def __call__(self, name: str, own: Tensor) -> Tensor | None:
+        """Return the candidate's indices for the choice `name`, or None where no edge shows them."""
+        if name not in self._found:
+            alike = [x for x in self._integers() if x.shape == own.shape]
+            # Of several, the one that agrees most: the choice differs at near ties alone.
+            self._found[name] = max(alike, key=lambda x: int((x == own).sum()), default=None)
+        return self._found[name]
 
-    @staticmethod
-    def _copy(value: Any) -> Any:
-        memo: dict[int, Any] = {}
-
-        def copied(_: str, leaf: Any) -> Any:
-            if isinstance(leaf, ShadowTensor):
-                return leaf.copied()
-            if isinstance(leaf, Tensor):
-                return leaf.clone()
-            if isinstance(leaf, nn.Module) or callable(leaf) or leaf is None:
-                return leaf
-            return copy.deepcopy(leaf, memo)
-
-        return rebuild(value, copied)
+    def _integers(self) -> Iterator[Tensor]:
+        here = (self._call.module, self._call.n)
+        edges = [*self._call.outputs.values()]
+        edges += [e for c in self._trace.calls.values() if c.parent == here for e in c.inputs.values()]
+        for edge in edges:
+            if edge.dtype in ("int64", "int32"):
+                yield edge.read(self._view).data.to(torch.int64)
 
 
 def _substituted(
@@ -458,10 +377,8 @@ def _as_input(value: LogicalTensor) -> Tensor:
     return ShadowTensor(value.data.to(torch.float64), value.data.dtype)
 
 
-def _depth(value: Tensor) -> int:
-    """Count the roundings behind a value; a cast alone is one, since its result is not the bits that came in."""
-    if not isinstance(value, ShadowTensor):
-        return 0
+def _depth(value: ShadowTensor) -> int:
+    """Count the roundings behind a value; a cast alone is one: its result is not the bits that came in."""
     return 1 if value.depth == 0 and value.is_cast else value.depth
 
 
@@ -477,23 +394,5 @@ def _is_comparable(path: str, value: Tensor, edge: Edge) -> bool:
     return bool(is_floating == value.is_floating_point())
 
 
-def _inputs_code(call: TraceCall, module: nn.Module, frame: _Frame) -> Code:
-    """The outermost call has no parent: what it is given are the run's inputs."""
-    return Code(
-        call=call,
-        module=module,
-        edges=tuple(frame.edges),
-        has_children=True,
-        inlined=(),
-        spread=lambda _: {},
-        constants=(),
-        sensitivity=lambda _: {},
-    )
-
-
-def _shrunk(variance: Tensor, edge: CodeEdge, runs: int) -> Tensor:
-    """Shrink per-element variances towards their row's mean, in units of the squared output ulp."""
-    spacing = ulp(edge.exact, format_of(edge.cand.data.dtype)).nan_to_num(nan=1.0)
-    relative = (variance / spacing.square()).nan_to_num(nan=0.0)
-    mean = relative.mean(-1, keepdim=True) if relative.dim() else relative
-    return torch.sqrt((runs * relative + SHRINKAGE * mean) / (runs + SHRINKAGE)) * spacing
+def _plain_values(value: Any) -> Any:
+    return rebuild(value, lambda _, x: x.data64.to(x.dtype) if isinstance(x, ShadowTensor) else x)

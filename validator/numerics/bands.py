@@ -15,9 +15,9 @@ from torch import Tensor
 
 __all__ = [
     "ALPHA",
-    "C",
     "U32",
     "UNDERFLOW",
+    "C",
     "matmul_sigma",
     "normal_lambda",
     "softmax_sigma",

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from validator.checks.findings import Arm, Check, Finding, Outcome, Verdict
+from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Verdict
 from validator.report import facts, phrases
 from validator.report.screen import Row, Section
 
@@ -53,10 +53,10 @@ def missing_recipe(finding: Finding) -> str | None:
 
 def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
     evidence, where = finding.evidence, phrases.places(finding.where)
-    yield Row(label="what", text=finding.summary)
+    yield Row(label="what", text=finding.summary.removeprefix(f"{finding.module}: "))
     yield Row(label="reference", text=_reference(outcome, finding))
     yield Row(label="candidate", text=_candidate(outcome, finding))
-    if evidence.outside and evidence.elements:
+    if evidence.outside and evidence.elements and finding.arm is not Arm.GAIN:
         share = phrases.percent(evidence.outside, evidence.elements)
         text = f"{evidence.outside} of {evidence.elements} elements ({share})"
         label = "differ" if finding.arm is Arm.EXACT else "outside"
@@ -66,7 +66,7 @@ def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
     if finding.arm is Arm.GAIN and evidence.gain is not None:
         z = "" if evidence.z is None else f", {phrases.number(abs(evidence.z))} standard errors from 0"
         yield Row(label="gain", text=f"{phrases.scientific(evidence.gain)}{z}: too systematic for rounding")
-    if evidence.worst_index is not None:
+    if evidence.worst_index is not None and finding.arm is not Arm.GAIN:
         yield Row(label="worst", text=_worst(finding))
     if finding.signature is not None:
         yield Row(label="looks like", text=phrases.signature(finding.signature))
@@ -117,14 +117,24 @@ def _dtype(outcome: Outcome, finding: Finding) -> str:
 def _worst(finding: Finding) -> str:
     evidence = finding.evidence
     trusted = "reference" if finding.check in _WITHOUT_ORACLE else "oracle"
+    # Of another class than the oracle's, an element has no distance from it.
+    has_distance = finding.arm is not Arm.CLASS
+    error_ulp = _worst_ulp(evidence) if has_distance else None
     values = [
         f"{trusted} {evidence.reference:.8g}" if evidence.reference is not None else "",
         f"candidate {evidence.candidate:.8g}" if evidence.candidate is not None else "",
-        f"{phrases.number(evidence.ulp_error_max)} ulp" if evidence.ulp_error_max is not None else "",
+        f"{phrases.number(error_ulp)} ulp" if error_ulp is not None else "",
     ]
-    band = evidence.worst_allowed_ulp
+    band = evidence.worst_allowed_ulp if has_distance else None
     allowed = "" if band is None else f"; the band allows {phrases.number(band)}"
     return f"{list(evidence.worst_index or ())}: {', '.join(filter(None, values))}{allowed}"
+
+
+def _worst_ulp(evidence: Evidence) -> float | None:
+    """Return the error at the worst element, in ulp: the largest one may be at an element near 0."""
+    if evidence.max_over_band is None or not evidence.worst_allowed_ulp:
+        return evidence.ulp_error_max
+    return evidence.max_over_band * evidence.worst_allowed_ulp
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ _STYLES = {
     Verdict.INCONCLUSIVE: "bold yellow",
 }
 _REASONS = 3
+_NAMES = 3
 _NOTES = 5
 
 
@@ -96,7 +97,11 @@ def _limited(label: str, texts: Sequence[str]) -> Iterator[Row]:
 
 
 def _reasons(items: Sequence[Unchecked]) -> str:
-    shown = [f"{phrases.module_name(item.module)} ({item.why})" for item in items]
+    """Return how many there are, and for each of the first reasons which modules have it."""
+    by_reason: dict[str, list[str]] = {}
+    for item in items:
+        by_reason.setdefault(item.why, []).append(phrases.module_name(item.module))
+    shown = [f"{phrases.listing(names, _NAMES)} ({why})" for why, names in by_reason.items()]
     return f"{len(items)}: {phrases.listing(shown, _REASONS, '; ')}"
 
 

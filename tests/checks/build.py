@@ -1,0 +1,121 @@
+"""A candidate's trace from two small modules in this process, and logical tensors made by hand."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.align.build import Recorder
+from validator.align.builder import build_trace
+from validator.align.traces import Edge, LogicalTensor, PartialSum, Trace, TraceCall, View
+from validator.capturing.records import RankCapture
+from validator.capturing.values import bind_arguments, flatten
+from validator.checks.engine import policy_of, run_checks
+from validator.checks.findings import Outcome
+from validator.numerics.recipes import Recipe
+
+ALL = View(ranks=(0,))
+
+
+def captured(model: nn.Module, *inputs: dict[str, Any]) -> RankCapture:
+    """Run a model once for each of `inputs`, and record every module's call."""
+    recorder = Recorder()
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    for name, tensor in named:
+        recorder.parameter(name, tensor)
+    with recorded(recorder, model), torch.no_grad():
+        for given in inputs:
+            model(**copied(given))
+    return recorder.capture()
+
+
+def traced(reference: nn.Module, candidate: nn.Module, *inputs: dict[str, Any]) -> Trace:
+    """Run both, and return the candidate's run in the reference's names."""
+    ours = captured(reference, *(copied(given, torch.float32) for given in inputs))
+    return build_trace(cand=[captured(candidate, *inputs)], ref=ours)
+
+
+def check(
+    reference: nn.Module, candidate: nn.Module, *inputs: dict[str, Any], recipe: Recipe | None = None
+) -> Outcome:
+    """Judge one module against another."""
+    return run_checks(
+        reference=reference,
+        trace=traced(reference, candidate, *inputs),
+        run=feed(*inputs),
+        policy=policy_of(recipe),
+    )
+
+
+def feed(*inputs: dict[str, Any]) -> Callable[[nn.Module], None]:
+    """Return what runs a float32 reference on fresh copies of the inputs."""
+
+    def run(model: nn.Module) -> None:
+        for given in inputs:
+            model(**copied(given, torch.float32))
+
+    return run
+
+
+def copied(given: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Return inputs that a run may change, floating ones in `dtype`."""
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(dtype, copy=True) if dtype is not None and value.is_floating_point() else value.clone()
+
+    return {name: copy(value) for name, value in given.items()}
+
+
+@contextmanager
+def recorded(recorder: Recorder, model: nn.Module) -> Iterator[None]:
+    """Record the calls of a model's modules."""
+    saved = {name: module.__dict__.get("forward") for name, module in model.named_modules()}
+    for name, module in model.named_modules():
+        module.forward = _recording(recorder, name, module, module.forward)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name, module in model.named_modules():
+            del module.__dict__["forward"]
+            if saved[name] is not None:
+                module.forward = saved[name]  # type: ignore[method-assign]
+
+
+def edge(tensor: Tensor, path: str = "", dims: tuple[str, ...] = (), disagreeing: tuple[int, ...] = ()) -> Edge:
+    """Return an edge that every view reads alike."""
+    logical = LogicalTensor(data=tensor, parts=(), dims=dims or ("",) * tensor.dim())
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    return Edge(path=path, dtype=dtype, shape=shape, read=lambda view: logical, disagreeing=disagreeing)
+
+
+def with_partials(trace: Trace, key: tuple[str, int], *partials: PartialSum, world_size: int = 2) -> Trace:
+    """Return a trace whose call summed over ranks."""
+    call: TraceCall = replace(trace.calls[key], partials=partials)
+    ranks = View(ranks=tuple(range(world_size)))
+    return replace(trace, calls={**trace.calls, key: call}, world_size=world_size, views=(ranks,))
+
+
+def _recording(
+    recorder: Recorder, name: str, module: nn.Module, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        given = {
+            path: value for path, value in flatten(bind_arguments(module, args, kwargs)).items() if _is_stored(value)
+        }
+        with recorder.call(name, given, kind) as outputs:
+            made = original(*args, **kwargs)
+            outputs.update({path: value for path, value in flatten(made).items() if _is_stored(value)})
+        return made
+
+    return forward
+
+
+def _is_stored(value: Any) -> bool:
+    return value is None or isinstance(value, Tensor | bool | int | float | str)

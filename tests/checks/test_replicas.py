@@ -1,0 +1,153 @@
+"""Replicas: only the edge where they part is a finding."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tests.align.build import run_model
+from validator.align.builder import build_trace
+from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
+from validator.checks.findings import Arm, Check, Evidence, Finding, Verdict
+from validator.checks.replicas import check_replicas
+
+
+def replicated(values: Sequence[Tensor], path: str = "") -> Edge:
+    """Return an edge of which each rank has its own copy."""
+    disagreeing = tuple(rank for rank, value in enumerate(values) if not torch.equal(value, values[0]))
+
+    def read(view: View) -> LogicalTensor:
+        return LogicalTensor(data=values[view.ranks[0]], parts=(), dims=("token", "channel"))
+
+    return Edge(path=path, dtype="float32", shape=tuple(values[0].shape), read=read, disagreeing=disagreeing)
+
+
+def same(count: int = 3) -> list[Tensor]:
+    return [torch.ones(2, 4)] * count
+
+
+def apart(*ranks: int, count: int = 3) -> list[Tensor]:
+    wrong = torch.ones(2, 4)
+    wrong[1, 2] = 5.0
+    return [wrong if rank in ranks else torch.ones(2, 4) for rank in range(count)]
+
+
+def call(module: str, order: int, given: list[Tensor], made: list[Tensor], parent: str | None = "") -> TraceCall:
+    return TraceCall(
+        module=module,
+        candidate_module=f"engine.{module}",
+        n=0,
+        parent=None if parent is None else (parent, 0),
+        order=order,
+        inputs={"x": replicated(given, "x")},
+        outputs={"": replicated(made)},
+        values={},
+    )
+
+
+def trace(*calls: TraceCall, world_size: int = 3, parameters: dict[str, Edge] | None = None) -> Trace:
+    return Trace(
+        calls={(c.module, c.n): c for c in calls},
+        parameters=parameters or {},
+        candidate_parameters={},
+        views=tuple(View(ranks=(rank,)) for rank in range(world_size)),
+        world_size=world_size,
+    )
+
+
+def chain(*, at: str, parameters: dict[str, Edge] | None = None) -> Trace:
+    """Three modules in a row inside a model; replicas part in `at`, and stay apart behind it."""
+    order = ["first", "second", "third"]
+    calls = [call("", 0, same(), apart(2) if at in order else same(), parent=None)]
+    is_apart = False
+    for i, module in enumerate(order):
+        given = apart(2) if is_apart else same()
+        is_apart = is_apart or module == at
+        calls.append(call(module, i + 1, given, apart(2) if is_apart else same()))
+    return trace(*calls, parameters=parameters)
+
+
+def test_replicas_that_agree_are_aligned_edge_by_edge() -> None:
+    judgements, findings = check_replicas(chain(at="nowhere"), [])
+    assert findings == []
+    assert [(j.module, j.verdict) for j in judgements] == [
+        (module, Verdict.ALIGNED) for module in ("", "first", "second", "third")
+    ]
+    assert {j.check for j in judgements} == {Check.REPLICA}
+
+
+def test_where_replicas_part_is_one_finding_and_what_follows_is_none() -> None:
+    for module in ("first", "second", "third"):
+        judgements, findings = check_replicas(chain(at=module), [])
+        assert [(f.module, f.rank, f.check, f.arm) for f in findings] == [(module, 2, Check.REPLICA, Arm.EXACT)]
+        assert [j.module for j in judgements if j.verdict is Verdict.DIVERGENT] == [module]
+
+
+def test_a_finding_shows_the_place_and_the_values_of_both_replicas() -> None:
+    _, (finding,) = check_replicas(chain(at="second"), [])
+    evidence = finding.evidence
+    assert (evidence.worst_index, evidence.reference, evidence.candidate) == ((1, 2), 1.0, 5.0)
+    assert (evidence.outside, evidence.elements, evidence.dims) == (1, 8, ("token", "channel"))
+    assert finding.candidate_module == "engine.second"
+    assert finding.summary == (
+        "second: the output should be the same on every rank, but rank 2 differs from rank 0 in 1 of 8 elements, "
+        "although what went in was the same"
+    )
+
+
+def test_several_ranks_apart_are_all_named_and_none_is_singled_out() -> None:
+    _, (finding,) = check_replicas(trace(call("norm", 0, same(), apart(1, 2), parent=None)), [])
+    assert finding.rank is None
+    assert "rank 1, 2 differs" in finding.summary
+
+
+def test_a_parent_is_not_blamed_for_its_child() -> None:
+    parent = call("mlp", 0, same(), apart(1), parent=None)
+    child = call("mlp.up", 1, same(), apart(1), parent="mlp")
+    _, findings = check_replicas(trace(parent, child), [])
+    assert [f.module for f in findings] == ["mlp.up"]
+
+
+def test_a_parent_whose_children_agree_is() -> None:
+    parent = call("mlp", 0, same(), apart(1), parent=None)
+    child = call("mlp.up", 1, same(), same(), parent="mlp")
+    _, findings = check_replicas(trace(parent, child), [])
+    assert [f.module for f in findings] == ["mlp"]
+
+
+def test_replicas_of_a_parameter_that_differ_explain_what_their_module_makes() -> None:
+    weight = {"second.weight": replicated(apart(2))}
+    assert check_replicas(chain(at="second", parameters=weight), [])[1] == []
+    assert len(check_replicas(chain(at="first", parameters=weight), [])[1]) == 1
+
+
+def test_an_edge_that_another_check_found_is_not_found_twice() -> None:
+    found = Finding(
+        module="second",
+        candidate_module="second",
+        check=Check.FUNCTION,
+        verdict=Verdict.DIVERGENT,
+        arm=Arm.MAX,
+        summary="",
+        evidence=Evidence(),
+    )
+    judgements, findings = check_replicas(chain(at="second"), [found])
+    assert findings == []
+    assert [j.module for j in judgements if j.verdict is Verdict.DIVERGENT] == ["second"]
+    elsewhere = replace(found, module="third", call=7)
+    assert len(check_replicas(chain(at="second"), [elsewhere])[1]) == 1
+
+
+def test_one_rank_has_no_replicas() -> None:
+    alone = trace(call("norm", 0, same(1), same(1), parent=None), world_size=1)
+    assert check_replicas(alone, []) == ([], [])
+
+
+def test_a_captured_run_whose_norm_differs_on_one_rank_names_it() -> None:
+    made = build_trace(cand=run_model(world=2, norm_factor={1: 1.01}), ref=run_model()[0])
+    assert len(made.views) == 2
+    _, findings = check_replicas(made, [])
+    assert [(f.module, f.rank) for f in findings] == [("norm", 1)]
+    healthy = build_trace(cand=run_model(world=2), ref=run_model()[0])
+    assert check_replicas(healthy, [])[1] == []

@@ -1,0 +1,120 @@
+"""The code of one call of one module, run in float64: what it made, and what replays of it tell.
+
+Shape legend: * = the edge's shape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from validator.align.traces import LogicalTensor, TraceCall
+from validator.checks.arithmetic import Constant
+from validator.numerics.recipes import Recipe
+
+__all__ = ["Code", "CodeChoice", "CodeEdge", "Key", "ReplaysOf", "Spread"]
+
+Key = tuple[int | None, str]
+"""An edge of a piece of code: the number of the child (None for an output) and the path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeEdge:
+    """A value that a module's own code made, next to the candidate's.
+
+    Attributes:
+        key: position among the edges of this code, the same in every replay: child (or None for an output)
+            and path.
+        into: the call of the child whose input it is, or None for an output.
+        path: where it stands in the child's inputs or in the outputs.
+        order: position in the reference's execution order.
+        exact: `[*]` the oracle's value: float64, or integer or boolean as it is.
+        depth: number of rounding operators behind it; 0 means that it was only passed on.
+        sigma, bound: of a single operator, or None.
+        cand: the candidate's value, with where its parts came from.
+    """
+
+    key: Key
+    into: TraceCall | None
+    path: str
+    order: int
+    exact: Tensor
+    depth: int
+    sigma: Tensor | None
+    bound: Tensor | None
+    cand: LogicalTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeChoice:
+    """A choice that the code made (`topk`, `argmax`) and that the candidate made otherwise or alike.
+
+    The code goes on with the candidate's choice; the choice itself is judged by its margin.
+
+    Attributes:
+        key: as of an edge.
+        order: position in the reference's execution order.
+        op: aten name.
+        best: `[*]` float64, the values that the oracle would have chosen.
+        chosen: `[*]` float64, the values at the candidate's choice, in the same order.
+    """
+
+    key: Key
+    order: int
+    op: str
+    best: Tensor
+    chosen: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What the replays of one piece of code under one recipe say of one edge.
+
+    Attributes:
+        sigma: `[*]` float64, measured.
+        bound: `[*]` float64 or None.
+        control: `[*]` float64, rounded to the candidate's format (of a choice: as it is).
+    """
+
+    sigma: Tensor
+    bound: Tensor | None
+    control: Tensor
+
+
+class ReplaysOf(Protocol):
+    """What can be learnt by running the code again."""
+
+    def spread(self, recipe: Recipe) -> Mapping[Key, Spread]:
+        """Return the spread of every edge and choice under a recipe; empty if a replay takes another path."""
+
+    def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
+        """Return `[*]` `dy / d log(constant)` by edge."""
+
+    def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
+        """Return `[*]` values by edge with a constant multiplied by `factor`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The code of one call of one module, run in float64.
+
+    Attributes:
+        call: as the candidate ran it.
+        module: the reference's module.
+        edges: what it made, in execution order.
+        choices: what it chose, where the candidate's choice is known.
+        has_children: whether children of it were captured.
+        inlined: fqns of children that are part of this code, because the candidate's calls don't line up.
+        constants: the numbers in the code (an epsilon, a scale).
+        replays: runs the code again; None for a run's inputs, which no code made.
+    """
+
+    call: TraceCall
+    module: nn.Module
+    edges: tuple[CodeEdge, ...]
+    choices: tuple[CodeChoice, ...]
+    has_children: bool
+    inlined: tuple[str, ...]
+    constants: tuple[Constant, ...]
+    replays: ReplaysOf | None

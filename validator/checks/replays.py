@@ -1,0 +1,201 @@
+"""Replays of one module's code: the same arguments, the same answers from its children, other arithmetic.
+
+Shape legend: * = the edge's shape.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from validator.capturing.values import bind_arguments, flatten, rebuild
+from validator.checks.arithmetic import Arithmetic, Constant, Rounding, ShadowTensor
+from validator.checks.module_code import CodeChoice, CodeEdge, Key, Spread
+from validator.numerics.formats import format_of
+from validator.numerics.recipes import Recipe
+from validator.numerics.rounding import round_nearest
+from validator.numerics.ulp import ulp
+
+__all__ = ["RUNS", "Diverted", "Frame", "Replays", "Snapshot", "copied"]
+
+RUNS = 12
+"""Stochastic runs behind a measured sigma, and the weight of its row's mean: NUMERICS sections 4 and 10."""
+SHRINKAGE = 8
+ALTERATION = 2.0**-20
+"""Relative change of a constant: small enough to be linear, far above float64's rounding."""
+
+
+class Diverted(Exception):  # noqa: N818 - it is caught by us, and no error
+    """A replay took another path through the code than the float64 run."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A module's code while it runs.
+
+    Attributes:
+        arithmetic: what it runs under.
+        edges, choices: what it has made so far.
+        returned: what its children returned, in the order of their calls: fqn and value.
+        inlined: fqns of children that are part of this code.
+        replayed: what a replay has made so far; None in the first run.
+        position: how many children a replay has called.
+        is_plain: the code runs outside of the arithmetic, since it can't run in float64.
+    """
+
+    arithmetic: Arithmetic
+    edges: list[CodeEdge] = field(default_factory=list)
+    choices: list[CodeChoice] = field(default_factory=list)
+    returned: list[tuple[str, Any]] = field(default_factory=list)
+    inlined: list[str] = field(default_factory=list)
+    replayed: dict[Key, ShadowTensor] | None = None
+    position: int = 0
+    is_plain: bool = False
+
+    def answer(
+        self, fqn: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """Note what a replay hands to a child, and return what the child returned; None for an inlined child.
+
+        Raises:
+            Diverted: the first run did not call this child here.
+        """
+        assert self.replayed is not None
+        if fqn in self.inlined:
+            return None
+        if self.position >= len(self.returned) or self.returned[self.position][0] != fqn:
+            raise Diverted(fqn)
+        for path, value in flatten(bind_arguments(module, args, kwargs)).items():
+            if isinstance(value, ShadowTensor):
+                self.replayed[(self.position, path)] = value
+        output = self.returned[self.position][1]
+        self.position += 1
+        return (copied(output),)
+
+
+class Snapshot:
+    """Arguments as they were before a call: code may change tensors and caches in place."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._saved = _deep_copy((args, kwargs))
+
+    def restore(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a fresh copy."""
+        args, kwargs = _deep_copy(self._saved)
+        return args, kwargs
+
+
+@dataclass(slots=True, kw_only=True)
+class Replays:
+    """Runs a module's code again.
+
+    Attributes:
+        frame: of its first run.
+        snapshot: of its arguments.
+        arithmetic: makes the context for a rounding.
+        execute: runs the code in a frame.
+        runs: stochastic runs behind a measured sigma.
+    """
+
+    frame: Frame
+    snapshot: Snapshot
+    arithmetic: Callable[[Rounding], Arithmetic]
+    execute: Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]
+    runs: int
+    _spreads: dict[Recipe, Mapping[Key, Spread]] = field(default_factory=dict)
+    _sensitivities: dict[Constant, Mapping[Key, Tensor]] = field(default_factory=dict)
+
+    def spread(self, recipe: Recipe) -> Mapping[Key, Spread]:
+        """Run `runs` times under stochastic rounding, and once to nearest; empty if a run takes another path."""
+        if recipe not in self._spreads:
+            try:
+                self._spreads[recipe] = self._measure(recipe)
+            except (Diverted, KeyError):
+                self._spreads[recipe] = {}
+        return self._spreads[recipe]
+
+    def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
+        """Return `dy / d log(constant)` of every edge with more than one rounding behind it."""
+        if constant not in self._sensitivities:
+            made = self.altered(constant, 1 + ALTERATION)
+            self._sensitivities[constant] = {
+                edge.key: (made[edge.key] - edge.exact) / ALTERATION
+                for edge in self.frame.edges
+                if edge.depth > 1 and edge.key in made
+            }
+        return self._sensitivities[constant]
+
+    def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
+        """Return the edges' values with a constant multiplied by `factor`; empty if that takes another path."""
+        try:
+            made = self._run(Rounding.altering(constant, factor))
+        except Diverted:
+            return {}
+        return {key: shadow.exact64 for key, shadow in made.items()}
+
+    def _measure(self, recipe: Recipe) -> Mapping[Key, Spread]:
+        exact = {edge.key: edge.exact for edge in self.frame.edges if edge.depth > 1}
+        exact |= {choice.key: choice.chosen for choice in self.frame.choices}
+        squares = {key: torch.zeros_like(value) for key, value in exact.items()}
+        bounds: dict[Key, Tensor | None] = {}
+        cache: dict[int, Tensor | None] = {}
+        for seed in range(self.runs):
+            made = self._run(Rounding.stochastic(recipe, seed, cache))
+            for key, value in exact.items():
+                squares[key] += (made[key].exact64 - value).square()
+                bounds[key] = made[key].bound64
+        control = self._run(Rounding.nearest(recipe))
+        formats = {edge.key: format_of(edge.cand.data.dtype) for edge in self.frame.edges if edge.depth > 1}
+        spreads = {}
+        for key, value in exact.items():
+            fmt = formats.get(key)
+            spreads[key] = Spread(
+                sigma=_shrunk(squares[key] / self.runs, ulp(value, fmt or format_of("float32")), self.runs),
+                bound=bounds[key],
+                control=control[key].exact64 if fmt is None else round_nearest(control[key].exact64, fmt),
+            )
+        return spreads
+
+    def _run(self, rounding: Rounding) -> dict[Key, ShadowTensor]:
+        arithmetic = self.arithmetic(rounding)
+        replay = Frame(
+            arithmetic=arithmetic, returned=self.frame.returned, inlined=self.frame.inlined, replayed={}
+        )
+        output = self.execute(replay, *self.snapshot.restore())
+        assert replay.replayed is not None
+        made = replay.replayed
+        made |= {
+            (None, path): value for path, value in flatten(output).items() if isinstance(value, ShadowTensor)
+        }
+        return made | {(None, choice.name): choice.chosen for choice in arithmetic.choices}
+
+
+def copied(value: Any) -> Any:
+    """Return a nested value with copies of its shadow tensors, which code may change in place."""
+    return rebuild(value, lambda _, leaf: leaf.copied() if isinstance(leaf, ShadowTensor) else leaf)
+
+
+def _deep_copy(value: Any) -> Any:
+    memo: dict[int, Any] = {}
+
+    def copy_leaf(_: str, leaf: Any) -> Any:
+        if isinstance(leaf, ShadowTensor):
+            return leaf.copied()
+        if isinstance(leaf, Tensor):
+            return leaf.clone()
+        if isinstance(leaf, nn.Module) or callable(leaf) or leaf is None:
+            return leaf
+        return copy.deepcopy(leaf, memo)
+
+    return rebuild(value, copy_leaf)
+
+
+def _shrunk(variance: Tensor, spacing: Tensor, runs: int) -> Tensor:
+    """Shrink per-element variances towards their row's mean, in units of the squared ulp."""
+    spacing = spacing.nan_to_num(nan=1.0)
+    relative = (variance / spacing.square()).nan_to_num(nan=0.0)
+    mean = relative.mean(-1, keepdim=True) if relative.dim() else relative
+    return torch.sqrt((runs * relative + SHRINKAGE * mean) / (runs + SHRINKAGE)) * spacing
