@@ -45,10 +45,16 @@ _FAULTS = {fault.name: fault for fault in FAULTS}
 
 def main() -> int:
     """Run what is left, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("build/detection"), help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="each fault once, and the pairwise healthy ports")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds of weights and inputs (default 3)")
+    parser.add_argument(
+        "--quick", action="store_true", help="each fault once, and the pairwise healthy ports"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="how many seeds of weights and inputs (default 3)"
+    )
     options = parser.parse_args()
     trials = plan(seeds=1 if options.quick else options.seeds, is_quick=options.quick)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -167,7 +173,9 @@ def show(records: list[Record], console: Console) -> None:
     _show_thresholds(faulty, healthy, console)
     for record in records:
         if record["outcome"] not in (EXACT, ALIGNED):
-            console.print(f"{record['outcome']}: {record['label']}: {record['why']}", markup=False, soft_wrap=True)
+            console.print(
+                f"{record['outcome']}: {record['label']}: {record['why']}", markup=False, soft_wrap=True
+            )
 
 
 def _show_faults(faulty: list[Record], console: Console) -> None:

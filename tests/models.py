@@ -18,7 +18,16 @@ from transformers.distributed import DistributedConfig
 
 from validator.content import find_model
 
-__all__ = ["FAMILIES", "KERNELS", "Setup", "Stimulus", "checkpoint", "inputs", "load_candidate", "load_reference"]
+__all__ = [
+    "FAMILIES",
+    "KERNELS",
+    "Setup",
+    "Stimulus",
+    "checkpoint",
+    "inputs",
+    "load_candidate",
+    "load_reference",
+]
 
 KERNELS = {
     "tiny-dense": ("sdpa", "eager"),

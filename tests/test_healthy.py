@@ -24,9 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("setup", pairwise(healthy_grid()), ids=lambda setup: setup.label)
-def test_a_healthy_port_is_aligned(
-    setup: Setup, folder: Path, rank_pool: Callable[[int], RankPool]
-) -> None:
+def test_a_healthy_port_is_aligned(setup: Setup, folder: Path, rank_pool: Callable[[int], RankPool]) -> None:
     result = judge(Trial(setup=setup), folder, rank_pool)
     assert [finding.summary for finding in result.findings] == []
     assert result.verdict is Verdict.ALIGNED, result.outcome.why_inconclusive

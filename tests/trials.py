@@ -40,7 +40,9 @@ class Trial:
     @property
     def label(self) -> str:
         """A name that no other trial has."""
-        return self.setup.label if self.fault is None else f"{self.fault}-layer{self.layer}-{self.setup.label}"
+        return (
+            self.setup.label if self.fault is None else f"{self.fault}-layer{self.layer}-{self.setup.label}"
+        )
 
     def candidate(self, path: Path) -> Any:
         """Load the candidate and spoil it; with tensor parallelism to be called on every rank."""

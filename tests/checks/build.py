@@ -66,7 +66,9 @@ def copied(given: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[s
     def copy(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.to(dtype, copy=True) if dtype is not None and value.is_floating_point() else value.clone()
+        return (
+            value.to(dtype, copy=True) if dtype is not None and value.is_floating_point() else value.clone()
+        )
 
     return {name: copy(value) for name, value in given.items()}
 
@@ -86,7 +88,9 @@ def recorded(recorder: Recorder, model: nn.Module) -> Iterator[None]:
                 module.forward = saved[name]  # type: ignore[method-assign]
 
 
-def edge(tensor: Tensor, path: str = "", dims: tuple[str, ...] = (), disagreeing: tuple[int, ...] = ()) -> Edge:
+def edge(
+    tensor: Tensor, path: str = "", dims: tuple[str, ...] = (), disagreeing: tuple[int, ...] = ()
+) -> Edge:
     """Return an edge that every view reads alike."""
     logical = LogicalTensor(data=tensor, parts=(), dims=dims or ("",) * tensor.dim())
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -107,7 +111,9 @@ def _recording(
     def forward(*args: Any, **kwargs: Any) -> Any:
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         given = {
-            path: value for path, value in flatten(bind_arguments(module, args, kwargs)).items() if _is_stored(value)
+            path: value
+            for path, value in flatten(bind_arguments(module, args, kwargs)).items()
+            if _is_stored(value)
         }
         with recorder.call(name, given, kind) as outputs:
             made = original(*args, **kwargs)

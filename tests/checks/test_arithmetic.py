@@ -487,7 +487,10 @@ def test_stochastic_runs_are_unbiased_with_the_spread_of_stochastic_rounding() -
     deviation = spacing * math.sqrt(fraction * (1 - fraction))
     assert abs(float(runs.mean()) - exact) < 5 * deviation / math.sqrt(runs.numel())
     assert float(runs.std()) == pytest.approx(deviation, rel=0.03)
-    assert set(torch.unique(runs / spacing).tolist()) == {math.floor(exact / spacing), math.ceil(exact / spacing)}
+    assert set(torch.unique(runs / spacing).tolist()) == {
+        math.floor(exact / spacing),
+        math.ceil(exact / spacing),
+    }
 
 
 def test_stochastic_runs_of_the_fused_recipe_spread_in_float32() -> None:
@@ -502,9 +505,7 @@ def test_stochastic_runs_of_the_fused_recipe_spread_in_float32() -> None:
 def test_a_runs_noise_depends_on_its_seed_alone() -> None:
     x, y = pair(torch.bfloat16)
     op: Op = lambda x, y: F.silu(x @ y.mT)  # noqa: E731
-    first, again, other = (
-        one(op, x, y, Rounding.stochastic(EAGER, seed, {})).data64 for seed in (0, 0, 1)
-    )
+    first, again, other = (one(op, x, y, Rounding.stochastic(EAGER, seed, {})).data64 for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -552,7 +553,9 @@ def test_attention_is_torchs_in_float64(name: str, grouped: bool) -> None:
     if not grouped:
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     options = masks()[name]
-    wide = {n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in options.items()}
+    wide = {
+        n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in options.items()
+    }
     truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=grouped, **wide)
     arithmetic = Arithmetic(Rounding.none())
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
@@ -571,7 +574,9 @@ def test_attention_with_no_key_left_gives_zeros_as_torch_does() -> None:
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
     with arithmetic:
         made = F.scaled_dot_product_attention(*shadows, attn_mask=nothing, enable_gqa=True)
-    truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=nothing, enable_gqa=True)
+    truth = F.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=nothing, enable_gqa=True
+    )
     assert torch.allclose(made.data64, truth, atol=1e-14)
     assert bool((made.data64[:, :, 2] == 0).all())
 
@@ -592,3 +597,66 @@ def test_an_operator_inside_attention_is_not_counted_twice() -> None:
         made = F.scaled_dot_product_attention(*shadows, enable_gqa=True)
         after = made + 1
     assert (made.depth, after.depth) == (2, 3)
+
+
+def test_constants_of_rounding_operators_are_noted_in_order() -> None:
+    arithmetic = Arithmetic(Rounding.none())
+    x = arithmetic.shadow(torch.ones(4))
+    with arithmetic:
+        (x * 0.5 + 1e-6).clamp(-3.0, 3.0).view(2, 2).rsqrt() / 30.0
+    assert [(c.op, c.value) for c in arithmetic.constants] == [("mul", 0.5), ("add", 1e-6), ("div", 30.0)]
+
+
+def test_one_constant_can_be_altered_in_a_replay() -> None:
+    def code(x: Tensor) -> Tensor:
+        return torch.rsqrt(x * 0.5 + 1e-2) * 0.5
+
+    arithmetic = Arithmetic(Rounding.none())
+    x = arithmetic.shadow(torch.linspace(1, 2, 4))
+    with arithmetic:
+        code(x)
+    epsilon = next(c for c in arithmetic.constants if c.op == "add")
+    altered = Arithmetic(Rounding.altering(epsilon, 10.0))
+    with altered:
+        made = code(x)
+    assert isinstance(made, ShadowTensor)
+    assert torch.allclose(made.data64, torch.rsqrt(x.data64 * 0.5 + 1e-1) * 0.5, rtol=1e-14)
+
+
+def test_attentions_scale_is_a_constant() -> None:
+    q, k, v = attention_inputs(torch.float32)
+    arithmetic = Arithmetic(Rounding.none())
+    shadows = [arithmetic.shadow(x) for x in (q, k, v)]
+    with arithmetic:
+        F.scaled_dot_product_attention(*shadows, enable_gqa=True)
+    (scale,) = [c for c in arithmetic.constants if c.op == "scaled_dot_product_attention"]
+    assert scale.value == 1 / math.sqrt(8)
+
+
+@pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
+def test_code_goes_on_with_the_candidates_choice(largest: bool) -> None:
+    values = torch.tensor([[1.0, 5.0, 3.0, 4.0]])
+    candidates = torch.tensor([[3, 2]])
+    arithmetic = Arithmetic(Rounding.none(), choose=lambda name, own: candidates)
+    x = arithmetic.shadow(values)
+    with arithmetic:
+        made = (x * 1).topk(2, -1, largest=largest)
+    assert torch.equal(made[1], candidates)
+    assert values_of(made[0]) == [[4.0, 3.0]]
+    (choice,) = arithmetic.choices
+    assert (choice.op, choice.best.tolist()) == ("topk", [[5.0, 4.0]] if largest else [[1.0, 3.0]])
+    assert values_of(choice.chosen) == ([[4.0, 3.0]] if largest else [[3.0, 4.0]])
+
+
+def test_an_index_that_is_none_is_not_taken_as_a_choice() -> None:
+    arithmetic = Arithmetic(Rounding.none(), choose=lambda name, own: torch.tensor([7]))
+    x = arithmetic.shadow(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
+    with arithmetic:
+        made = x.argmax(-1)
+    assert made.tolist() == [1]
+    assert arithmetic.choices == []
+
+
+def values_of(tensor: Tensor) -> Any:
+    assert isinstance(tensor, ShadowTensor)
+    return tensor.data64.tolist()

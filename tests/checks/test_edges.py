@@ -120,7 +120,9 @@ def test_a_single_operator_is_never_undeclared_precision() -> None:
 
 def test_what_kind_of_check_an_edge_had() -> None:
     outcome = check(Leaf(), Leaf().bfloat16(), {"x": hidden()})
-    assert [(j.check, j.module, j.into, j.path) for j in outcome.judgements if j.check is not Check.PARAMETER] == [
+    assert [
+        (j.check, j.module, j.into, j.path) for j in outcome.judgements if j.check is not Check.PARAMETER
+    ] == [
         (Check.INPUT, "", None, "x"),
         (Check.WIRING, "", "linear", "input"),
         (Check.FUNCTION, "linear", None, ""),
@@ -259,7 +261,9 @@ def sharded(
     terms = []
     for rank in ranks:
         own = bias if bias_on is not None and rank in bias_on else None
-        term = F.linear(F.relu(hiddens[rank]).float(), downs[rank].float(), None if own is None else own.float())
+        term = F.linear(
+            F.relu(hiddens[rank]).float(), downs[rank].float(), None if own is None else own.float()
+        )
         terms.append(partial(rank, term).to(bf16))
     total = terms[0]
     for term in terms[1:]:
@@ -357,10 +361,15 @@ def test_a_recipe_that_reduces_in_float32_is_stricter() -> None:
     x, reference = hidden(16, 64), Mlp(bias=False)
     trace = build_trace(cand=sharded(reference, x, world=8), ref=captured(reference, {"x": x.float()}))
     strict = Recipe(name="float32 sums", reduce="float32")
-    assert run_checks(
-        reference=reference, trace=trace, run=feed({"x": x}), policy=Policy(allowed=(FUSED,))
-    ).findings == ()
-    outcome = run_checks(reference=reference, trace=trace, run=feed({"x": x}), policy=Policy(allowed=(strict,)))
+    assert (
+        run_checks(
+            reference=reference, trace=trace, run=feed({"x": x}), policy=Policy(allowed=(FUSED,))
+        ).findings
+        == ()
+    )
+    outcome = run_checks(
+        reference=reference, trace=trace, run=feed({"x": x}), policy=Policy(allowed=(strict,))
+    )
     assert ("function", "down", None) in kinds(outcome.findings)
 
 
@@ -410,4 +419,6 @@ def test_an_edge_that_can_not_show_a_small_factor_is_unobservable_with_the_reaso
         judge=judge.judge,
         skip=judge.skip,
     )
-    assert [(u.module, u.why) for u in judge.unobservable] == [("", "too few independent elements for the gain test")]
+    assert [(u.module, u.why) for u in judge.unobservable] == [
+        ("", "too few independent elements for the gain test")
+    ]

@@ -52,7 +52,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     [
         (torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3])),
         (torch.tensor([True, False]), torch.tensor([True, False])),
-        (torch.tensor([0.5, math.nan, math.inf], dtype=torch.float64), torch.tensor([0.5, math.nan, math.inf])),
+        (
+            torch.tensor([0.5, math.nan, math.inf], dtype=torch.float64),
+            torch.tensor([0.5, math.nan, math.inf]),
+        ),
         (torch.tensor([0.0], dtype=torch.float64), torch.tensor([-0.0], dtype=BF16)),
         (torch.zeros(0, dtype=torch.float64), torch.zeros(0)),
     ],
@@ -85,7 +88,9 @@ def test_a_nan_on_one_side_diverges() -> None:
 
 
 def test_integers_that_differ_have_no_ulp() -> None:
-    assessment = judge_equal(exact=torch.tensor([5, 7]), cand=torch.tensor([5, 9]), judged=None, dims=("token",))
+    assessment = judge_equal(
+        exact=torch.tensor([5, 7]), cand=torch.tensor([5, 9]), judged=None, dims=("token",)
+    )
     assert assessment.arm is Arm.EXACT
     assert assessment.evidence.ulp_error_max is None
     assert (assessment.evidence.reference, assessment.evidence.candidate) == (7.0, 9.0)
@@ -353,7 +358,9 @@ HEALTHY: dict[str, Make] = {
     "slow cosine": slow_cosine,
     "few levels": levels,
     "constant": lambda g: torch.full((4, 32, 64), float(torch.rand(1, generator=g)), dtype=torch.float64),
-    "repeated rows": lambda g: torch.randn(1, 1, 64, generator=g, dtype=torch.float64).expand(4, 32, 64).contiguous(),
+    "repeated rows": lambda g: (
+        torch.randn(1, 1, 64, generator=g, dtype=torch.float64).expand(4, 32, 64).contiguous()
+    ),
     "one token": lambda g: torch.randn(1, 1, 512, generator=g, dtype=torch.float64),
 }
 

@@ -25,7 +25,12 @@ BF16 = FORMATS["bfloat16"]
 
 @pytest.mark.parametrize(
     ("func", "name"),
-    [(aten.add.Tensor, "add"), (aten.add_.Tensor, "add"), (aten._softmax.default, "_softmax"), (aten.mm.out, "mm")],
+    [
+        (aten.add.Tensor, "add"),
+        (aten.add_.Tensor, "add"),
+        (aten._softmax.default, "_softmax"),
+        (aten.mm.out, "mm"),
+    ],
 )
 def test_a_name_has_neither_namespace_nor_overload_nor_mark(func: Any, name: str) -> None:
     assert operator_name(func) == name
@@ -81,7 +86,7 @@ def test_operators_that_compute_are_not_exact(func: Any) -> None:
 Code = Callable[[Tensor, Tensor], Tensor]
 OPERATORS: dict[str, Code] = {
     "mm": lambda x, w: x @ w,
-    "bmm": lambda x, w: (x.unsqueeze(0) @ w.unsqueeze(0)),
+    "bmm": lambda x, w: x.unsqueeze(0) @ w.unsqueeze(0),
     "addmm": lambda x, w: torch.addmm(w[0], x, w),
     "sum": lambda x, w: x.sum(-1),
     "sum over rows": lambda x, w: x.sum(0),

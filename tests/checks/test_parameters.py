@@ -99,9 +99,8 @@ def test_one_wrong_element_is_found_with_its_place_and_both_values() -> None:
     assert finding.evidence.candidate == 2.0
     assert finding.evidence.reference == weight()[3, 5].bfloat16().item()
     assert (finding.evidence.outside, finding.evidence.elements) == (1, 96)
-    assert finding.summary == "up: parameter weight differs in 1 of 96 elements; looks like a factor of " + (
-        f"{2.0 / weight()[3, 5].bfloat16().item():.6g}"
-    )
+    assert finding.signature is None  # one ratio is no evidence of a factor
+    assert finding.summary == "up: parameter weight differs in 1 of 96 elements"
 
 
 def permuted(dim: int, order: list[int]) -> Tensor:
@@ -111,7 +110,11 @@ def permuted(dim: int, order: list[int]) -> Tensor:
 @pytest.mark.parametrize(
     ("value", "kind", "parameters"),
     [
-        (permuted(0, [6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]), "permutation", {"dim": 0, "blocks": 2, "block_size": 6}),
+        (
+            permuted(0, [6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]),
+            "permutation",
+            {"dim": 0, "blocks": 2, "block_size": 6},
+        ),
         (permuted(0, [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]), "permutation", {"dim": 0}),
         (permuted(1, [4, 5, 6, 7, 0, 1, 2, 3]), "permutation", {"dim": 1, "blocks": 2, "block_size": 4}),
         (weight() * 1.5, "factor", {"factor": 1.5, "elements": 96}),

@@ -19,13 +19,16 @@ def halves(dim: int = 2, shape: tuple[int, ...] = (2, 6, 8)) -> tuple[Part, ...]
     """Return the parts of two ranks that hold half of a dim each."""
     half = shape[dim] // 2
     return tuple(
-        Part(rank=rank, box=tuple((rank * half, rank * half + half) if i == dim else (0, n) for i, n in enumerate(shape)))
+        Part(
+            rank=rank,
+            box=tuple((rank * half, rank * half + half) if i == dim else (0, n) for i, n in enumerate(shape)),
+        )
         for rank in (0, 1)
     )
 
 
 def at(*indices: tuple[int, ...]) -> Tensor:
-    return torch.tensor(indices, dtype=torch.int64).reshape(len(indices), -1)
+    return torch.tensor(indices, dtype=torch.int64) if indices else torch.zeros(0, 3, dtype=torch.int64)
 
 
 def real(last: int = 3) -> Tensor:
@@ -48,7 +51,9 @@ def test_everything_is_judged_where_nothing_is_padded_and_one_view_holds_all() -
     ],
     ids=["hidden", "heads first", "no channels", "flattened"],
 )
-def test_padded_tokens_are_left_out_in_every_layout(shape: tuple[int, ...], dims: tuple[str, ...], count: int) -> None:
+def test_padded_tokens_are_left_out_in_every_layout(
+    shape: tuple[int, ...], dims: tuple[str, ...], count: int
+) -> None:
     region = judged_region(logical(*shape, dims=dims), real(), BOTH, 2)
     assert region is not None
     assert region.expand(shape).sum() == count

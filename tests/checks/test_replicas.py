@@ -33,7 +33,9 @@ def apart(*ranks: int, count: int = 3) -> list[Tensor]:
     return [wrong if rank in ranks else torch.ones(2, 4) for rank in range(count)]
 
 
-def call(module: str, order: int, given: list[Tensor], made: list[Tensor], parent: str | None = "") -> TraceCall:
+def call(
+    module: str, order: int, given: list[Tensor], made: list[Tensor], parent: str | None = ""
+) -> TraceCall:
     return TraceCall(
         module=module,
         candidate_module=f"engine.{module}",
@@ -80,7 +82,9 @@ def test_replicas_that_agree_are_aligned_edge_by_edge() -> None:
 def test_where_replicas_part_is_one_finding_and_what_follows_is_none() -> None:
     for module in ("first", "second", "third"):
         judgements, findings = check_replicas(chain(at=module), [])
-        assert [(f.module, f.rank, f.check, f.arm) for f in findings] == [(module, 2, Check.REPLICA, Arm.EXACT)]
+        assert [(f.module, f.rank, f.check, f.arm) for f in findings] == [
+            (module, 2, Check.REPLICA, Arm.EXACT)
+        ]
         assert [j.module for j in judgements if j.verdict is Verdict.DIVERGENT] == [module]
 
 

@@ -19,7 +19,9 @@ def values(seed: int = 0) -> Tensor:
     return torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def named(exact: Tensor, cand: Tensor, judged: Tensor | None = None, **options: Any) -> tuple[str, dict[str, Any]] | None:
+def named(
+    exact: Tensor, cand: Tensor, judged: Tensor | None = None, **options: Any
+) -> tuple[str, dict[str, Any]] | None:
     """Return the kind of fault and its parameters for a candidate that is rounded to bfloat16."""
     spacing = ulp(exact, BF16)
     found = edge_signature(
@@ -162,7 +164,9 @@ def weight() -> Tensor:
     return round_nearest(values()[0], BF16)
 
 
-def parameter(candidate: Tensor, others: dict[str, Tensor] | None = None) -> tuple[str, dict[str, Any]] | None:
+def parameter(
+    candidate: Tensor, others: dict[str, Tensor] | None = None
+) -> tuple[str, dict[str, Any]] | None:
     found = parameter_signature(reference=weight(), candidate=candidate, others=lambda: others or {})
     return None if found is None else (found.kind, dict(found.parameters))
 

@@ -39,7 +39,9 @@ class Scale(nn.Module):
 class Block(nn.Module):
     """Two children with code of its own before, between and after them."""
 
-    def __init__(self, before: float = 1.0, between: float = 1.0, after: float = 1.0, inside: float = 1.0) -> None:
+    def __init__(
+        self, before: float = 1.0, between: float = 1.0, after: float = 1.0, inside: float = 1.0
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.up = nn.Linear(WIDTH, WIDTH)
@@ -152,7 +154,12 @@ class Shared(nn.Module):
 
 def test_a_module_called_several_times_is_judged_call_by_call() -> None:
     codes = walked(Shared(), narrow(Shared()), {"x": hidden().bfloat16()})
-    assert [(code.call.module, code.call.n) for code in codes][:4] == [("first", 0), ("first", 1), ("first", 2), ("", 0)]
+    assert [(code.call.module, code.call.n) for code in codes][:4] == [
+        ("first", 0),
+        ("first", 1),
+        ("first", 2),
+        ("", 0),
+    ]
     outcome = check(Shared(), narrow(Shared(third=1.1)), {"x": hidden().bfloat16()})
     findings = [f for f in outcome.findings if f.check is Check.WIRING]
     assert [(f.module, f.into, f.call) for f in findings] == [("", "first", 0)]
@@ -302,7 +309,9 @@ class Fused(nn.Module):
 
 
 def test_a_child_that_the_candidate_never_calls_is_part_of_its_parents_code() -> None:
-    codes = {c.call.module: c for c in walked(Model(Block()), narrow(Model(Fused())), {"x": hidden().bfloat16()})}
+    codes = {
+        c.call.module: c for c in walked(Model(Block()), narrow(Model(Fused())), {"x": hidden().bfloat16()})
+    }
     assert codes["blocks.0"].inlined == ("blocks.0.norm",)
     assert [e.into.module if e.into else None for e in codes["blocks.0"].edges] == ["blocks.0.up", None]
     inputs = {"x": hidden().bfloat16()}

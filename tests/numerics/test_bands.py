@@ -158,7 +158,9 @@ def test_softmax_sigma_carries_the_scores_own_error() -> None:
     scores = torch.randn(16, dtype=torch.float64, generator=generator) * 2
     p = torch.softmax(scores, -1)
     error = 1e-4
-    runs = torch.softmax(scores + error * torch.randn(20000, 16, dtype=torch.float64, generator=generator), -1)
+    runs = torch.softmax(
+        scores + error * torch.randn(20000, 16, dtype=torch.float64, generator=generator), -1
+    )
     measured = (runs - p).square().mean(0).sqrt()
     sigma = softmax_sigma(scores, p, dim=-1, score_error=error)
     ratio = measured / sigma

@@ -28,7 +28,9 @@ def test_extreme_values_do_not_underflow(t: float, degrees: float) -> None:
         v = mpmath.mpf(degrees)
         tail = mpmath.betainc(v / 2, mpmath.mpf(1) / 2, 0, v / (v + mpmath.mpf(t) ** 2), regularized=True) / 2
         guess = mpmath.sqrt(-2 * mpmath.log(tail))
-        known = mpmath.findroot(lambda z: mpmath.log(mpmath.erfc(z / mpmath.sqrt(2)) / 2) - mpmath.log(tail), guess)
+        known = mpmath.findroot(
+            lambda z: mpmath.log(mpmath.erfc(z / mpmath.sqrt(2)) / 2) - mpmath.log(tail), guess
+        )
     assert float(normal_score(t, degrees)) == pytest.approx(float(known), rel=0.01)
 
 
@@ -39,7 +41,9 @@ def test_the_score_is_odd_and_takes_tensors() -> None:
     assert float(scores[1]) == 0.0
 
 
-def rounded(rows: int, columns: int, factor: float = 1.0, seed: int = 0, fmt: Format = BF16) -> dict[str, Tensor]:
+def rounded(
+    rows: int, columns: int, factor: float = 1.0, seed: int = 0, fmt: Format = BF16
+) -> dict[str, Tensor]:
     """Healthy rounding of `[rows, columns]` normal values that a factor may have changed."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randn(rows, columns, generator=generator, dtype=torch.float64)

@@ -97,7 +97,7 @@ class ShadowTensor(Tensor):
         return self.copied()
 
     def copied(self) -> "ShadowTensor":
-        """Return a copy that in-place operators on this one don't reach; not to be called under `Arithmetic`."""
+        """Return a copy that in-place operators here don't reach; not to be called under `Arithmetic`."""
         data64 = self.data64.clone()
         return ShadowTensor(
             data64,
@@ -407,7 +407,7 @@ class Arithmetic:
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
     def _chosen(self, func: Any, leaves: list[Any], spec: Any, result: Any) -> Any:
-        """Return what an operator that chooses gives for the candidate's choice, None if that is not known."""
+        """Return what an operator gives for the candidate's choice; None where that is not known."""
         self._choosers += 1
         args, kwargs = tree_unflatten(leaves, spec)
         source = args[0]
@@ -467,7 +467,7 @@ class Arithmetic:
 
 class _Operators(TorchDispatchMode):
     def __init__(self, arithmetic: Arithmetic) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._arithmetic = arithmetic
 
     def __torch_dispatch__(
@@ -480,7 +480,7 @@ class _Functions(TorchFunctionMode):
     """Functions that are one operator on a device, whatever torch decomposes them into here."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._arithmetic = arithmetic
 
     def __torch_function__(

@@ -253,12 +253,14 @@ def _sum(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tenso
     dims = args[1] if len(args) > 1 and args[1] is not None else list(range(x.dim()))
     keepdim = len(args) > 2 and bool(args[2])
     squares: Tensor = x.square().sum(dims, keepdim=keepdim) if dims else x.square().sum()
-    return C * U32 * torch.sqrt(n / 2 * squares.reshape(result.shape) + n / 3 * result.square())
+    variance: Tensor = n / 2 * squares.reshape(result.shape) + n / 3 * result.square()
+    return C * U32 * variance.sqrt()
 
 
 def _mean(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
     n = max(args[0].numel() // max(result.numel(), 1), 1)
-    return _sum(args, kwargs, result * n) / n
+    total: Tensor = result * n
+    return _sum(args, kwargs, total) / n
 
 
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
@@ -275,7 +277,7 @@ def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) 
 def _silu(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
     # Below -88 `exp(-x)` overflows, and the result is 0.
     x: Tensor = args[0]
-    return C * U32 * result.abs() * (3 + x.abs()) + args[0].abs() * 2.0**-126
+    return C * U32 * result.abs() * (3 + x.abs()) + x.abs() * 2.0**-126
 
 
 def _gelu(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:

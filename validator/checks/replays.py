@@ -109,7 +109,7 @@ class Replays:
     _sensitivities: dict[Constant, Mapping[Key, Tensor]] = field(default_factory=dict)
 
     def spread(self, recipe: Recipe) -> Mapping[Key, Spread]:
-        """Run `runs` times under stochastic rounding, and once to nearest; empty if a run takes another path."""
+        """Run under stochastic rounding and once to nearest; empty if a run takes another path."""
         if recipe not in self._spreads:
             try:
                 self._spreads[recipe] = self._measure(recipe)
@@ -129,7 +129,7 @@ class Replays:
         return self._sensitivities[constant]
 
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
-        """Return the edges' values with a constant multiplied by `factor`; empty if that takes another path."""
+        """Return the edges' values with a constant altered; empty if that takes another path."""
         try:
             made = self._run(Rounding.altering(constant, factor))
         except Diverted:

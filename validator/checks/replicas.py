@@ -92,7 +92,7 @@ def _finding(call: TraceCall, edge: Edge) -> Finding:
         evidence=evidence,
         summary=(
             f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} "
-            f"differs from rank 0 in {count} of {torch.Size(edge.shape).numel()} elements, although what went "
-            "in was the same"
+            f"differs from rank 0 in {count} of {torch.Size(edge.shape).numel()} elements, although "
+            "what went in was the same"
         ),
     )

@@ -13,7 +13,8 @@ reference's own code, so kernels with other mask conventions can differ on the t
 When a module's code has run in float64, and an edge of it has more than one rounding operator behind it,
 the same code is replayed under stochastic rounding, with the candidate's values for what its children
 return: the spread is the band. A child that the candidate never called, or called another number of
-times, is part of its parent's code. Code that can't run in float64 is judged by no check; the walk goes on below it.
+times, is part of its parent's code. Code that can't run in float64 is judged by no check; the walk goes
+on below it.
 """
 
 import functools

@@ -28,7 +28,7 @@ ALPHA = 1e-3
 """Probability of a false alarm of the MAX rule in a whole healthy run."""
 
 C = 0.43
-"""Mean over a binade of (standard deviation of one rounding to nearest) / (u |v|): NUMERICS section 4."""
+"""Mean over a binade of (standard deviation of one rounding to nearest) / (u |v|)."""
 
 U32 = 2.0**-24
 UNDERFLOW = 2.0**-150
@@ -36,16 +36,20 @@ UNDERFLOW = 2.0**-150
 
 
 def normal_lambda(elements: int, alpha: float = ALPHA) -> float:
-    """Return how many sigmas the largest of `elements` normal errors exceeds with probability `alpha` at most.
+    """Return how many sigmas the largest of `elements` normal errors exceeds with probability `alpha`.
 
     Source:
-        `sqrt(2 ln(2 N / alpha))`, from the normal tail bound `P(|x| > t) <= 2 exp(-t^2 / 2)` and a union bound.
+        `sqrt(2 ln(2 N / alpha))`: the tail bound `P(|x| > t) <= 2 exp(-t^2 / 2)` and a union bound.
     """
     return math.sqrt(2 * math.log(2 * max(elements, 1) / alpha))
 
 
 def tail_lambda(elements: int, alpha: float = ALPHA) -> float:
-    """Return lambda for float32 sums, whose errors have exponential tails: `max(lambda, 0.45 ln(2 N / alpha))`."""
+    """Return lambda for float32 sums, whose errors have exponential tails.
+
+    Source:
+        `max(lambda, 0.45 ln(2 N / alpha))`, NUMERICS section 4.
+    """
     return max(normal_lambda(elements, alpha), 0.45 * math.log(2 * max(elements, 1) / alpha))
 
 

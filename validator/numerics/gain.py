@@ -44,8 +44,8 @@ def normal_score(t: Tensor | float, degrees: Tensor | float) -> Tensor:
     """Turn Student's t with `degrees` degrees of freedom into the normal deviate of equal probability.
 
     Source:
-        Wallace, Annals of Mathematical Statistics 30 (1959): `(8v+1)/(8v+3) sqrt(v ln(1 + t^2/v))`, within 0.1%
-        where it matters here and free of the underflow that exact tail probabilities have beyond z = 38.
+        Wallace, Annals of Mathematical Statistics 30 (1959): `(8v+1)/(8v+3) sqrt(v ln(1 + t^2/v))`, which is
+        free of the underflow that exact tail probabilities have beyond z = 38.
     """
     t = torch.as_tensor(t, dtype=torch.float64)
     v = torch.as_tensor(degrees, dtype=torch.float64)
@@ -53,7 +53,7 @@ def normal_score(t: Tensor | float, degrees: Tensor | float) -> Tensor:
 
 
 def gain(*, difference: Tensor, reference: Tensor, weight: Tensor, rows: Tensor, values: Tensor) -> Gain:
-    """Estimate the gain of a difference on its reference, with standard errors clustered by row and by value.
+    """Estimate the gain of a difference, with standard errors clustered by row and by value.
 
     Args:
         difference: `[N]` float64, candidate minus reference.
@@ -66,8 +66,9 @@ def gain(*, difference: Tensor, reference: Tensor, weight: Tensor, rows: Tensor,
         The gain; it abstains below `MINIMUM_CLUSTERS` effective clusters.
 
     Source:
-        NUMERICS section 5. Cluster-robust variance: Cameron, Gelbach and Miller (2011), the larger of the one-way
-        variances in place of their difference; effective number of clusters: Carter, Schnepel and Steigerwald (2017).
+        NUMERICS section 5. Cluster-robust variance: Cameron, Gelbach and Miller (2011), with the larger of
+        the one-way variances in place of their combination; effective number of clusters: Carter,
+        Schnepel and Steigerwald (2017).
     """
     leverage = weight * reference.square()
     total = leverage.sum()
@@ -99,8 +100,12 @@ def slice_gains(
     """Estimate the gain of every slice (a channel, a head) at once.
 
     Args:
-        difference, reference, weight, rows, values: as in `gain`.
+        difference: `[N]` float64, as in `gain`.
+        reference: `[N]` float64.
+        weight: `[N]` float64.
         slices: `[N]` int64 in `0..G-1`, the slice that an element belongs to.
+        rows: `[N]` int64.
+        values: `[N]`.
 
     Returns:
         `[G]` gains and `[G]` z; z is NaN where a slice abstains.

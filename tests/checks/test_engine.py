@@ -1,0 +1,276 @@
+"""All checks of a run: policy, roll-up, gaps, and what several views say."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.align.build import Recorder
+from tests.checks.build import captured, check, edge, feed, traced
+from validator.align.builder import build_trace
+from validator.align.traces import Trace, TraceCall, View
+from validator.capturing.records import RankCapture
+from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
+from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Verdict
+from validator.numerics.recipes import EAGER, FUSED, Recipe
+
+WIDTH = 32
+
+
+def test_nothing_declared_allows_all_known_recipes() -> None:
+    policy = policy_of(None)
+    assert policy.allowed == (FUSED, EAGER)
+    assert policy.others == ()
+
+
+def test_a_declared_recipe_allows_itself_and_fused() -> None:
+    assert (policy_of(FUSED).allowed, policy_of(FUSED).others) == ((FUSED,), (EAGER,))
+    assert (policy_of(EAGER).allowed, policy_of(EAGER).others) == ((FUSED, EAGER), ())
+    mine = Recipe(name="mine", inner="bfloat16")
+    assert (policy_of(mine).allowed, policy_of(mine).others) == ((FUSED, mine), (EAGER,))
+
+
+def finding(verdict: Verdict, order: int = 0) -> Finding:
+    return Finding(
+        module="mlp",
+        candidate_module="mlp",
+        check=Check.FUNCTION,
+        verdict=verdict,
+        arm=Arm.MAX,
+        summary="",
+        evidence=Evidence(),
+        order=order,
+    )
+
+
+DIVERGENT, UNDECLARED = finding(Verdict.DIVERGENT), finding(Verdict.UNDECLARED_PRECISION)
+
+
+@pytest.mark.parametrize(
+    ("findings", "kept", "reasons", "verdict"),
+    [
+        ((), (), (), Verdict.ALIGNED),
+        ((), (), ("no proof",), Verdict.INCONCLUSIVE),
+        ((), ("no proof",), (), Verdict.INCONCLUSIVE),
+        ((UNDECLARED,), (), (), Verdict.UNDECLARED_PRECISION),
+        ((UNDECLARED,), (), ("no proof",), Verdict.UNDECLARED_PRECISION),
+        ((DIVERGENT,), (), (), Verdict.DIVERGENT),
+        ((DIVERGENT,), (), ("no proof",), Verdict.DIVERGENT),
+        ((UNDECLARED, DIVERGENT), (), (), Verdict.DIVERGENT),
+        ((DIVERGENT, UNDECLARED), ("no proof",), ("nor output",), Verdict.DIVERGENT),
+    ],
+)
+def test_a_runs_verdict_is_the_worst_that_was_said(
+    findings: Sequence[Finding], kept: Sequence[str], reasons: Sequence[str], verdict: Verdict
+) -> None:
+    outcome = Outcome(
+        verdict=Verdict.ALIGNED, findings=tuple(findings), judgements=(), why_inconclusive=tuple(kept)
+    )
+    rolled = roll_up(outcome, reasons)
+    assert rolled.verdict is verdict
+    assert rolled.why_inconclusive == (*kept, *reasons)
+    assert roll_up(rolled).verdict is verdict
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return hidden_states + self.down(torch.relu(self.up(hidden_states)))
+
+
+def hidden() -> Tensor:
+    return torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def judged(trace: Trace, reference: nn.Module | None = None) -> Outcome:
+    return run_checks(
+        reference=reference or Model(),
+        trace=trace,
+        run=feed({"hidden_states": hidden()}),
+        policy=policy_of(None),
+    )
+
+
+def healthy() -> Trace:
+    return traced(Model(), Model().bfloat16(), {"hidden_states": hidden()})
+
+
+def test_a_healthy_run_is_aligned_with_nothing_left_to_say() -> None:
+    outcome = judged(healthy())
+    assert outcome.verdict is Verdict.ALIGNED
+    assert outcome.findings == ()
+    assert outcome.unchecked == ()
+    assert outcome.why_inconclusive == ()
+    assert outcome.notes == ()
+    orders = [j.order for j in outcome.judgements]
+    assert orders == sorted(orders)
+    assert outcome.judgements[0].check is Check.PARAMETER
+
+
+def test_findings_come_parameters_first_then_in_execution_order() -> None:
+    candidate = Model().bfloat16()
+    with torch.no_grad():
+        candidate.down.weight *= 1.5
+        candidate.up.bias += 1
+    outcome = check(Model(), candidate, {"hidden_states": hidden()})
+    assert [(f.check, f.module) for f in outcome.findings] == [
+        (Check.PARAMETER, "up"),
+        (Check.PARAMETER, "down"),
+        (Check.FUNCTION, "up"),
+        (Check.FUNCTION, "down"),
+    ]
+
+
+def without(trace: Trace, module: str) -> Trace:
+    calls = {key: call for key, call in trace.calls.items() if key[0] != module}
+    return replace(trace, calls=calls, unmatched_reference=(module,))
+
+
+def test_a_module_that_its_parents_check_ran_through_counts_as_judged() -> None:
+    outcome = judged(without(healthy(), "up"))
+    assert outcome.verdict is Verdict.ALIGNED
+    assert outcome.notes == ("fired in the reference but not in the candidate: up",)
+
+
+def test_without_the_models_output_nothing_is_proven() -> None:
+    trace = healthy()
+    root = replace(trace.calls["", 0], outputs={})
+    outcome = judged(replace(trace, calls={**trace.calls, ("", 0): root}))
+    assert outcome.verdict is Verdict.INCONCLUSIVE
+    assert "the model's output was judged by no check" in outcome.why_inconclusive
+
+
+def test_a_module_with_parameters_that_nothing_judged_makes_the_run_inconclusive() -> None:
+    outcome = judged(without(without(healthy(), "up"), ""))
+    assert outcome.verdict is Verdict.INCONCLUSIVE
+    trace = healthy()
+    blind = replace(trace.calls["up", 0], outputs={})
+    outcome = judged(replace(trace, calls={**trace.calls, ("up", 0): blind}))
+    assert outcome.verdict is Verdict.INCONCLUSIVE
+    assert outcome.why_inconclusive == ("no check judged up",)
+
+
+def test_problems_of_the_trace_are_unchecked_and_told_once() -> None:
+    trace = healthy()
+    problem = ("down", "input: rank 1 holds nothing")
+    outcome = judged(replace(trace, problems=(problem, problem)))
+    assert [(u.module, u.why) for u in outcome.unchecked] == [problem]
+
+
+def test_names_on_one_side_alone_are_notes_with_three_of_them_shown() -> None:
+    trace = replace(
+        healthy(),
+        unmatched_candidate=("a", "b", "c", "d", "e"),
+        unmatched_parameters=(("x.weight",), ("y.scale",)),
+    )
+    assert judged(trace).notes == (
+        "fired in the candidate but not in the reference: a, b, c and 2 more",
+        "parameters of the reference alone: x.weight",
+        "parameters of the candidate alone: y.scale",
+    )
+
+
+def test_progress_counts_every_call_once() -> None:
+    told: list[tuple[int, int]] = []
+    run_checks(
+        reference=Model(),
+        trace=healthy(),
+        run=feed({"hidden_states": hidden()}),
+        policy=policy_of(None),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert {total for _, total in told} == {3}
+    assert [done for done, _ in told][-1] == 3
+
+
+def with_mask(mask: Tensor | None) -> Trace:
+    inputs = {} if mask is None else {"attention_mask": edge(mask, "attention_mask")}
+    root = TraceCall(
+        module="", candidate_module="", n=0, parent=None, order=0, inputs=inputs, outputs={}, values={}
+    )
+    return replace(healthy(), calls={("", 0): root})
+
+
+def test_real_positions_are_those_of_the_models_mask() -> None:
+    view = View(ranks=(0,))
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    found = real_positions(with_mask(mask), view)
+    assert found is not None
+    assert torch.equal(found, mask.bool())
+    assert real_positions(with_mask(None), view) is None
+    assert real_positions(with_mask(torch.ones(2, 3)), view) is None
+    assert real_positions(with_mask(torch.ones(2, 1, 3, 3)), view) is None
+    assert real_positions(replace(healthy(), calls={}), view) is None
+
+
+# Views
+
+
+def on_ranks(
+    world: int = 2, *, down_factor: dict[int, float] | None = None, up_factor: float = 1.0
+) -> list[RankCapture]:
+    """Run the model on every rank alike, as data that is replicated."""
+    captures = []
+    for rank in range(world):
+        model, x = Model().bfloat16(), hidden()
+        recorder = Recorder(rank)
+        for name, parameter in model.named_parameters():
+            recorder.parameter(name, parameter)
+        with torch.no_grad(), recorder.call("", {"hidden_states": x}) as out:
+            up = model.up(x) * up_factor
+            recorder.leaf("up", x, up)
+            down = model.down(torch.relu(up)) * (down_factor or {}).get(rank, 1.0)
+            recorder.leaf("down", torch.relu(up), down)
+            out[""] = x + down
+        captures.append(recorder.capture())
+    return captures
+
+
+def judged_on_ranks(captures: list[RankCapture]) -> tuple[Trace, Outcome]:
+    trace = build_trace(cand=captures, ref=captured(Model(), {"hidden_states": hidden().float()}))
+    return trace, judged(trace)
+
+
+def test_ranks_that_agree_share_a_view() -> None:
+    trace, outcome = judged_on_ranks(on_ranks())
+    assert trace.views == (View(ranks=(0, 1)),)
+    assert outcome.verdict is Verdict.ALIGNED
+
+
+def test_a_fault_on_one_rank_is_one_finding_that_names_it() -> None:
+    trace, outcome = judged_on_ranks(on_ranks(down_factor={1: 1.1}))
+    assert len(trace.views) == 2
+    assert [(f.check, f.module, f.rank) for f in outcome.findings] == [(Check.FUNCTION, "down", 1)]
+
+
+def test_a_fault_on_every_rank_is_one_finding_of_none_in_particular() -> None:
+    _, outcome = judged_on_ranks(on_ranks(up_factor=1.1))
+    assert [(f.check, f.module, f.rank) for f in outcome.findings] == [(Check.FUNCTION, "up", None)]
+
+
+def test_a_fault_that_every_view_sees_is_merged_beside_one_of_one_rank() -> None:
+    _, outcome = judged_on_ranks(on_ranks(up_factor=1.1, down_factor={1: 1.1}))
+    assert [(f.module, f.rank) for f in outcome.findings] == [("up", None), ("down", 1)]
+    edges = [(j.check, j.module, j.into, j.path) for j in outcome.judgements if j.check is not Check.REPLICA]
+    assert len(edges) == len(set(edges))
+
+
+def test_a_parameter_that_one_rank_has_wrong_names_the_rank() -> None:
+    captures = on_ranks()
+    wrong = copy.deepcopy(Model().bfloat16().up.weight.detach())
+    wrong[0, 0] += 1
+    recorder = Recorder(1)
+    recorder.parameter("up.weight", wrong)
+    parameters = {**captures[1].parameters, **recorder.capture().parameters}
+    _, outcome = judged_on_ranks([captures[0], replace(captures[1], parameters=parameters)])
+    assert [(f.check, f.module, f.rank) for f in outcome.findings if f.check is Check.PARAMETER] == [
+        (Check.PARAMETER, "up", 1)
+    ]
