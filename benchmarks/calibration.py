@@ -2,9 +2,10 @@
 
     python benchmarks/calibration.py [--seeds N] [--families ...] [--dtypes ...]
 
-Every edge of healthy runs is judged as usual, under the recipe that these runs follow, and what the rules look at is
-noted: how far the worst element lies beyond its half ulp and its hard bound, in sigmas, and how far the gain is from
-zero, in standard errors, against the oracle and against the control. Beside it stands what the rules allow.
+Every edge of healthy runs is judged as usual, under the recipe that these runs follow, and what the rules
+look at is noted: how far the worst element lies beyond its half ulp and its hard bound, in sigmas, and how
+far the gain is from zero, in standard errors, against the oracle and against the control. Beside it stands
+what the rules allow.
 """
 
 import argparse
@@ -38,10 +39,18 @@ from tests.models import (
 from validator import api
 from validator.checks import edges, judge
 from validator.checks.edges import EdgeJudge, Policy
-from validator.checks.judge import GAIN_Z, MEASURED_FACTOR, Assessment, Band, Bench
+from validator.checks.judge import (
+    GAIN_Z,
+    MEASURED_FACTOR,
+    Assessment,
+    Band,
+    Bench,
+    judge_constant,
+    judge_edge,
+)
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import format_of
-from validator.numerics.gain import Gain
+from validator.numerics.gain import Gain, gain, slice_gains
 from validator.numerics.recipes import EAGER
 from validator.numerics.ulp import ulp
 
@@ -64,13 +73,17 @@ class Extreme:
         if value * self.allowed > self.value * allowed or self.count == 1:
             self.value, self.allowed, self.where = value, allowed, where
 
+    def cells(self) -> tuple[str, str, str]:
+        """Return the columns of a table: how many, the largest, what is allowed."""
+        return str(self.count), f"{self.value:.2f}", f"{self.allowed:.2f}"
+
 
 @dataclass(slots=True)
 class Ledger:
     """What healthy edges came to.
 
     Attributes:
-        errors: by kind of band and dtype, the largest `(|d| - ulp/2 - bound)/sigma` beside lambda, without any factor.
+        errors: by kind of band and dtype, the largest `(|d| - ulp/2 - bound)/sigma`, beside lambda alone.
         oracle_z: by kind of gain, the largest |z| against the oracle where the gain is large enough to count.
         both_z: the same for the smaller of both |z|, against oracle and control.
         alarms: what the checks said of these runs.
@@ -88,8 +101,7 @@ class Ledger:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Look over the judge's shoulder."""
-        judge_code, judge_edge, judge_constant = EdgeJudge.judge, edges.judge_edge, edges.judge_constant
-        gain, slice_gains = judge.gain, judge.slice_gains
+        judge_code = EdgeJudge.judge
 
         def of_code(edge_judge: EdgeJudge, code: Any) -> None:
             self.module = code.call.module
@@ -181,12 +193,8 @@ class Ledger:
 
 def main() -> int:
     """Run healthy ports and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=2, help="how many seeds of weights and inputs (default 2)"
-    )
+    parser = argparse.ArgumentParser(description="Measure what healthy ports come to.")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds of weights and inputs (default 2)")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument(
         "--dtypes",
@@ -219,30 +227,26 @@ def main() -> int:
 
 def show(ledger: Ledger, console: Console) -> None:
     """Print the extremes beside what the rules allow."""
-    table = Table(
-        "band", "dtype", title=f"MAX: errors beyond ulp/2 + bound; MEASURED_FACTOR is {MEASURED_FACTOR}"
-    )
-    for column in ("edges", "largest, in sigmas", "lambda", "largest / lambda"):
+    title = f"MAX: errors beyond ulp/2 + bound, in sigmas; MEASURED_FACTOR is {MEASURED_FACTOR}"
+    table = Table("band", "dtype", title=title, title_justify="left")
+    for column in ("edges", "largest", "lambda", "largest / lambda"):
         table.add_column(column, justify="right")
-    table.add_column("at")
     for (kind, dtype), found in sorted(ledger.errors.items()):
-        share = f"{found.value / found.allowed:.2f}"
-        table.add_row(
-            kind, dtype, str(found.count), f"{found.value:.2f}", f"{found.allowed:.2f}", share, found.where
-        )
+        table.add_row(kind, dtype, *found.cells(), f"{found.value / found.allowed:.2f}")
     console.print(table)
-    table = Table(
-        "gain of", "against", title=f"GAIN: |z| where the gain is large enough to count; GAIN_Z is {GAIN_Z}"
-    )
-    for column in ("edges", "largest |z|", "allowed"):
+    title = f"GAIN: |z| where the gain is large enough to count; GAIN_Z is {GAIN_Z}"
+    table = Table("gain of", "against", title=title, title_justify="left")
+    for column in ("edges", "largest", "allowed"):
         table.add_column(column, justify="right")
-    table.add_column("at")
-    for against, extremes in (("oracle", ledger.oracle_z), ("oracle and control", ledger.both_z)):
+    both = "oracle and control"
+    for against, extremes in (("oracle", ledger.oracle_z), (both, ledger.both_z)):
         for kind, found in extremes.items():
-            table.add_row(
-                kind, against, str(found.count), f"{found.value:.2f}", f"{found.allowed:.2f}", found.where
-            )
+            table.add_row(kind, against, *found.cells())
     console.print(table)
+    for (kind, dtype), found in sorted(ledger.errors.items()):
+        console.print(f"{kind}, {dtype}: {found.where}", markup=False, soft_wrap=True)
+    for kind, found in ledger.both_z.items():
+        console.print(f"gain of {kind}, {both}: {found.where}", markup=False, soft_wrap=True)
     for alarm in ledger.alarms:
         console.print(f"false alarm: {alarm}", markup=False, soft_wrap=True)
     console.print(f"{len(ledger.alarms)} false alarms")

@@ -2,9 +2,10 @@
 
     python benchmarks/detection.py [--out FOLDER] [--quick] [--seeds N]
 
-Each case is appended to `FOLDER/results.jsonl` when it ends, and a case that is there is not run again: interrupt it
-whenever you like and start it again to go on. Remove the folder to start from nothing, for instance after a change
-of the checks. The same runs are also judged by the thresholds on logits that are common elsewhere.
+Each case is appended to `FOLDER/results.jsonl` when it ends, and a case that is there is not run again:
+interrupt it whenever you like and start it again to go on. Remove the folder to start from nothing, for
+instance after a change of the checks. The same runs are also judged by thresholds on the logits that are
+common elsewhere.
 """
 
 import argparse
@@ -45,16 +46,12 @@ _FAULTS = {fault.name: fault for fault in FAULTS}
 
 def main() -> int:
     """Run what is left, and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="Judge every planted fault and every healthy port.")
     parser.add_argument("--out", type=Path, default=Path("build/detection"), help="folder of the results")
     parser.add_argument(
         "--quick", action="store_true", help="each fault once, and the pairwise healthy ports"
     )
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="how many seeds of weights and inputs (default 3)"
-    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of weights and inputs (default 3)")
     options = parser.parse_args()
     trials = plan(seeds=1 if options.quick else options.seeds, is_quick=options.quick)
     options.out.mkdir(parents=True, exist_ok=True)

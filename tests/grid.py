@@ -1,4 +1,4 @@
-"""The settings in which a healthy port must be aligned: all of them, and a selection that holds every pair."""
+"""The settings in which a healthy port must be aligned: all, and a selection that holds every pair."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -39,8 +39,8 @@ def healthy_grid(*, seed: int = 0) -> list[Setup]:
 def pairwise(setups: Sequence[Setup]) -> list[Setup]:
     """Select setups that together hold every pair of values that some setup holds.
 
-    Greedy: the setup with the most pairs that are still missing, the first of them where several have as many. So
-    the selection is the same on every machine.
+    Greedy: each time the setup with the most pairs that are still missing, and the first of several such, so
+    that the selection is the same on every machine.
     """
     of_setup = {setup: pairs(setup) for setup in setups}
     missing = set().union(*of_setup.values())

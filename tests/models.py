@@ -1,8 +1,8 @@
 """Small pairs of reference and candidate: four architectures, in every setting that a healthy port may have.
 
-A random-weight model with the default initialisation hides faults: its attention is nearly uniform and its norms
-are all ones, so that a wrong scale or a weight left out moves nothing. The weights here give each projection
-unit variance, attention scores of standard deviation 4 and logits as peaked as a trained model's.
+A random-weight model with the default initialisation hides faults: its attention is nearly uniform and its
+norms are all ones, so that a wrong scale or a weight left out moves nothing. The weights here give each
+projection unit variance, attention scores of standard deviation 4 and logits as peaked as a trained model's.
 """
 
 import functools
@@ -119,7 +119,7 @@ def load_reference(setup: Setup, path: Path) -> nn.Module:
 
 
 def load_candidate(setup: Setup, path: Path) -> nn.Module:
-    """Build the candidate from the reference's checkpoint; with `tp > 1` on every rank of a group of that size."""
+    """Build the candidate from the reference's checkpoint; with `tp > 1` to be called on that many ranks."""
     options: dict[str, Any] = {"dtype": setup.dtype, "attn_implementation": setup.cand_kernel}
     if setup.tp > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=setup.tp)
@@ -183,7 +183,7 @@ def _fill(name: str, parameter: Tensor, setup: Setup, generator: torch.Generator
     elif owner == "lm_head":
         scale = 4.0
     elif owner == "embed_tokens":
-        # Its rows are looked up, not summed over; Gemma multiplies them by this root, and its head shares them.
+        # Rows are looked up, not summed over. Gemma multiplies them by this root, and its head shares them.
         scale = 1.0 if setup.family == "gemma2" else parameter.shape[1] ** 0.5
     if setup.stimulus is Stimulus.SMALL and owner in ("embed_tokens", "o_proj", "down_proj"):
         scale *= 1e-3

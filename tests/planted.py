@@ -1,7 +1,7 @@
 """Faults as ports really have them, each planted in a candidate, with what must be said of it.
 
-A fault is planted in a healthy model by a function; the record says where it shows first, which edges may be blamed
-at all, and on what stimulus. Names hold `{layer}`, the layer that it is planted in, where it has one.
+A fault is planted in a healthy model by a function; the record says where it shows first, which edges may be
+blamed at all, and on what stimulus. Names hold `{layer}`, the layer that it is planted in, where it has one.
 """
 
 import functools
@@ -14,9 +14,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import linear
 
 from tests.models import Stimulus
 from validator.checks.findings import Check, Finding
@@ -57,7 +57,7 @@ class PlantedFault:
         stimulus: weights on which it shows.
         biases: whether the projections must have biases.
         tp: ranks of the candidate.
-        rank: the only rank that it is planted on, which must be named; None for all ranks, and no rank is named.
+        rank: the only rank that it is planted on, and that must be named; None for all, and no rank is named.
         has_layer: whether it is planted in one layer.
     """
 
@@ -104,7 +104,7 @@ _ALL_FAMILIES = ("llama", "qwen3", "gemma2")
 
 
 def _wrap(module: nn.Module, replacement: Callable[..., Any]) -> None:
-    """Replace a module's forward by `replacement(old_forward, *args, **kwargs)`; its hooks see no difference."""
+    """Replace a module's forward by `replacement(old_forward, *args, **kwargs)`, inside of its hooks."""
     inner = module.forward
 
     @functools.wraps(inner)
@@ -123,7 +123,7 @@ def _local(parameter: Tensor) -> Tensor:
 def _eps_after_root(model: Any, layer: int) -> None:
     norm = model.model.layers[layer].input_layernorm
 
-    def forward(inner: Any, x: Tensor) -> Tensor:
+    def forward(inner: Any, x: Tensor) -> Any:
         root = x.float().square().mean(-1, keepdim=True).sqrt()
         return norm.weight * (x.float() / (root + norm.variance_epsilon)).to(x.dtype)
 
@@ -137,7 +137,7 @@ def _attention_scale(model: Any, layer: int) -> None:
 def _residual_after_norm(model: Any, layer: int) -> None:
     block = model.model.layers[layer]
 
-    def forward(inner: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    def forward(inner: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
         normed = block.input_layernorm(hidden_states)
         hidden_states = normed + block.self_attn(hidden_states=normed, **kwargs)[0]
         return hidden_states + block.mlp(block.post_attention_layernorm(hidden_states))
@@ -164,7 +164,7 @@ def _row_in_kernel(model: Any, layer: int) -> None:
     def forward(inner: Any, x: Tensor) -> Tensor:
         weight = projection.weight.clone()
         weight[ROW] *= 1.02
-        return F.linear(x, weight)
+        return linear(x, weight)
 
     _wrap(projection, forward)
 
@@ -213,7 +213,7 @@ def _no_soft_cap(model: Any, layer: int) -> None:
 
 def _head_is_embedding(model: Any, layer: int) -> None:
     embedding = model.model.embed_tokens
-    _wrap(model.lm_head, lambda inner, x: F.linear(x, embedding.weight))
+    _wrap(model.lm_head, lambda inner, x: linear(x, embedding.weight))
 
 
 def _layer_twice(model: Any, layer: int) -> None:
@@ -226,7 +226,7 @@ def _factor(model: Any, layer: int) -> None:
     _wrap(
         projection,
         # In float32 before the one rounding: in bf16 a product with 1.001 rounds back to where it was.
-        lambda inner, x: (F.linear(x.float(), projection.weight.float()) * 1.001).to(x.dtype),
+        lambda inner, x: (linear(x.float(), projection.weight.float()) * 1.001).to(x.dtype),
     )
 
 
@@ -234,7 +234,7 @@ def _bias_on_every_rank(model: Any, layer: int) -> None:
     projection = model.model.layers[layer].self_attn.o_proj
 
     def forward(inner: Any, x: Tensor) -> Tensor:
-        partial = F.linear(x, _local(projection.weight), _local(projection.bias))
+        partial = linear(x, _local(projection.weight), _local(projection.bias))
         dist.all_reduce(partial)
         return partial
 
@@ -270,7 +270,7 @@ def _half_in_kernel(model: Any, layer: int) -> None:
     projection = model.model.layers[layer].mlp.down_proj
 
     def forward(inner: Any, x: Tensor) -> Tensor:
-        partial = (F.linear(x.float(), _local(projection.weight).float()) * 1.01).to(x.dtype)
+        partial = (linear(x.float(), _local(projection.weight).float()) * 1.01).to(x.dtype)
         dist.all_reduce(partial)
         return partial
 

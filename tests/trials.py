@@ -40,9 +40,8 @@ class Trial:
     @property
     def label(self) -> str:
         """A name that no other trial has."""
-        return (
-            self.setup.label if self.fault is None else f"{self.fault}-layer{self.layer}-{self.setup.label}"
-        )
+        planted = "" if self.fault is None else f"{self.fault}-layer{self.layer}-"
+        return planted + self.setup.label
 
     def candidate(self, path: Path) -> Any:
         """Load the candidate and spoil it; with tensor parallelism to be called on every rank."""
@@ -63,7 +62,7 @@ def trial_of(
     cand_kernel: str | None = None,
     seed: int = 0,
 ) -> Trial:
-    """Return a trial of a fault, by default on the first family that can have it and that family's first kernel."""
+    """Return a trial of a fault, by default on its first family and that family's first kernel."""
     family = family or fault.families[0]
     setup = Setup(
         family=family,
@@ -99,7 +98,7 @@ def judge(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> Result
 
 
 def logits(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> tuple[Tensor, Tensor]:
-    """Return the logits of reference and candidate at the real positions: `[positions, vocabulary]` float32."""
+    """Return the logits of reference and candidate at real positions: `[positions, vocabulary]` float32."""
     setup = trial.setup
     path = checkpoint(setup, folder)
     given = inputs(setup)

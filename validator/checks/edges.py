@@ -22,7 +22,7 @@ from validator.checks.hypotheses import hypothesis
 from validator.checks.judge import Assessment, Band, Bench, judge_constant, judge_edge, judge_equal
 from validator.checks.module_code import Code, CodeEdge
 from validator.checks.places import judged_region, places, single_rank
-from validator.checks.rank_sums import judge_terms
+from validator.checks.rank_sums import judge_terms, reduction_sigma
 from validator.checks.summary import summarise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe

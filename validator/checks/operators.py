@@ -258,9 +258,8 @@ def _sum(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tenso
 
 
 def _mean(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:
-    n = max(args[0].numel() // max(result.numel(), 1), 1)
-    total: Tensor = result * n
-    return _sum(args, kwargs, total) / n
+    n: int = max(args[0].numel() // max(result.numel(), 1), 1)
+    return _sum(args, kwargs, result * n) / n
 
 
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Tensor:

@@ -1,0 +1,208 @@
+"""The commands do their whole job: targets, ranks, captures, oracle, verdict, text, JSON and exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from tests.small_port import write_port
+from validator import cli, open_capture
+from validator.report.json_report import schema
+
+FAULTY = """
+def candidate():
+    model = Net().to(torch.bfloat16)
+    up = model.up.forward
+    model.up.forward = lambda x: 1.01 * up(x)
+    return model
+"""
+# Column- then row-parallel, with DTensors; on rank 1 the partial sum of the row-parallel module is 1% too large.
+SHARDED = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+def candidate():
+    model = Net().to(torch.bfloat16)
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("tp",))
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "head": RowwiseParallel()})
+    if FACTOR != 1 and torch.distributed.get_rank() == 1:
+        head = model.head.forward
+        model.head.forward = lambda x: FACTOR * head(x)
+    return model
+"""
+# Without hooks it computes something else: what is seen is not what runs.
+CHANGED_BY_HOOKS = """
+class Watched(Net):
+    def forward(self, input_ids):
+        logits = super().forward(input_ids)
+        return logits if self.up._forward_hooks else logits + 0.5
+
+
+def candidate():
+    return Watched().to(torch.bfloat16)
+"""
+FLOAT32 = """
+def candidate():
+    return Net()
+"""
+
+
+def run(*args: str | Path) -> Any:
+    return CliRunner().invoke(cli.app, [str(arg) for arg in args])
+
+
+def checked(*args: str | Path, code: int) -> dict[str, Any]:
+    """Run `validator check ARGS`, hold it to its exit code and its JSON to the schema, and return the JSON."""
+    done = run("check", *args, "--json", "-")
+    assert done.exit_code == code, done.output
+    document: dict[str, Any] = json.loads(done.stdout)
+    jsonschema.validate(document, schema())
+    return document
+
+
+def test_a_healthy_port_is_aligned(tmp_path: Path) -> None:
+    document = checked(write_port(tmp_path), code=0)
+    assert (document["verdict"], document["first_divergence"], document["findings"]) == ("aligned", None, [])
+    assert document["checked"]["function"] == 3
+    assert document["checked"]["unchecked"] == []
+    assert document["run"]["candidate"]["proof"]["status"] == "identical"
+
+
+def test_a_faulty_port_is_divergent_at_the_module_that_is_wrong(tmp_path: Path) -> None:
+    document = checked(write_port(tmp_path, FAULTY), code=1)
+    first = document["first_divergence"]
+    assert document["verdict"] == "divergent"
+    assert (first["module"], first["check"], first["into"], first["rank"]) == ("up", "function", None, None)
+    assert document["findings"] == [first]  # what follows from it is not found again
+    assert first["signature"]["kind"] == "factor"
+    assert first["signature"]["parameters"]["factor"] == pytest.approx(1.01, abs=1e-3)
+
+
+def test_the_command_itself_prints_the_finding_and_exits_with_1(tmp_path: Path) -> None:
+    write_port(tmp_path, FAULTY)
+    command = [sys.executable, "-m", "validator", "check", "port.py", "--json", "result.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("divergent: first at up\n")
+    assert "  next        validator check port.py --include 'up*' --keep run\n" in done.stdout
+    document = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    jsonschema.validate(document, schema())
+    assert document["first_divergence"]["module"] == "up"
+
+
+def test_a_capture_made_elsewhere_is_judged_as_in_one_go_and_needs_the_reference_alone(
+    tmp_path: Path,
+) -> None:
+    target = write_port(tmp_path, f"FACTOR = 1.01\n{SHARDED}")
+    at_once = checked(target, "--nproc", "2", code=1)
+    captured = run("capture", f"{target}:candidate", "-o", tmp_path / "cand", "--nproc", "2")
+    assert (captured.exit_code, captured.stdout) == (0, f"{tmp_path / 'cand'}\n")
+    reference_alone = write_port(tmp_path, "del candidate\n", name="reference_alone.py")
+    later = checked(reference_alone, "--capture", tmp_path / "cand", code=1)
+    assert (at_once["first_divergence"]["module"], at_once["first_divergence"]["rank"]) == ("head", 1)
+    assert at_once["first_divergence"]["check"] == "partial"
+    for key in ("verdict", "findings", "checked", "distribution", "notes"):
+        assert later[key] == at_once[key], key
+    assert later["run"]["candidate"]["parallelism"] == at_once["run"]["candidate"]["parallelism"]
+
+
+def test_a_healthy_sharded_port_is_aligned(tmp_path: Path) -> None:
+    document = checked(write_port(tmp_path, f"FACTOR = 1\n{SHARDED}"), "--nproc", "2", code=0)
+    assert document["checked"]["partial"] == 2
+    assert document["checked"]["replica"] > 0
+
+
+def test_a_checkpoint_folder_is_a_target(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.1,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
+    options = ["--dtype", "bfloat16", "--nproc", "2", "--tp", "2"]
+    document = checked(tmp_path / "checkpoint", *options, code=0)
+    assert document["run"]["candidate"]["parallelism"]["world_size"] == 2
+    assert document["checked"]["partial"] > 0
+    assert document["distribution"]["positions"] == 2 * 32
+
+
+def test_the_reference_can_be_captured_and_judged_too(tmp_path: Path) -> None:
+    target = write_port(tmp_path)
+    assert run("capture", f"{target}:reference", "-o", tmp_path / "ref.h5").exit_code == 0
+    document = checked(target, "--capture", tmp_path / "ref.h5", code=0)
+    assert document["run"]["candidate"]["source"] == str(tmp_path / "ref.h5")
+
+
+def test_a_run_of_one_rank_fits_in_one_file(tmp_path: Path) -> None:
+    target = write_port(tmp_path, FAULTY)
+    assert run("capture", target, "-o", tmp_path / "cand.h5").exit_code == 0
+    assert (tmp_path / "cand.h5").is_file()
+    assert checked(target, "--capture", tmp_path / "cand.h5", code=1)["first_divergence"]["module"] == "up"
+
+
+def test_a_narrowed_check_that_finds_nothing_is_inconclusive_and_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    document = checked(write_port(tmp_path), "--include", "up", code=3)
+    assert document["verdict"] == "inconclusive"
+    assert "no check judged embed, head" in document["why_inconclusive"]
+    assert {item["module"] for item in document["checked"]["unchecked"]} == {"embed", "head"}
+
+
+def test_a_narrowed_check_still_finds_the_fault(tmp_path: Path) -> None:
+    target = write_port(tmp_path, FAULTY)
+    assert checked(target, "--include", "up", code=1)["first_divergence"]["module"] == "up"
+
+
+def test_an_excluded_module_is_judged_as_part_of_its_parent(tmp_path: Path) -> None:
+    document = checked(write_port(tmp_path, FLOAT32), "--exclude", "up", code=0)
+    assert (document["checked"]["function"], document["checked"]["wiring"]) == (2, 3)
+    faulty = write_port(tmp_path, FAULTY.replace("torch.bfloat16", "torch.float32"))
+    first = checked(faulty, "--exclude", "up", code=1)["first_divergence"]
+    assert (first["module"], first["into"]) == ("", "head")
+
+
+def test_kept_captures_can_be_judged_again(tmp_path: Path) -> None:
+    target = write_port(tmp_path, FAULTY)
+    first = checked(target, "--keep", tmp_path / "run", code=1)
+    assert open_capture(tmp_path / "run" / "reference.h5").complete
+    again = checked(target, "--capture", tmp_path / "run" / "candidate", code=1)
+    assert again["findings"] == first["findings"]
+
+
+def test_a_candidate_that_hooks_change_is_inconclusive(tmp_path: Path) -> None:
+    document = checked(write_port(tmp_path, CHANGED_BY_HOOKS), code=3)
+    (why,) = document["why_inconclusive"]
+    assert why.startswith("looking changed the candidate's run: the outputs with hooks differ by up to 0.5")
+    assert document["findings"] == []
+
+
+def test_an_operator_that_is_less_precise_than_declared_needs_another_recipe(tmp_path: Path) -> None:
+    # Rounded to bfloat16 between the product and the bias: what an eager kernel does, and a fused one does not.
+    rounded = """
+def candidate():
+    model = Net().to(torch.bfloat16)
+    up = model.up
+    up.forward = lambda x: torch.nn.functional.linear(x, up.weight) + up.bias
+    return model
+"""
+    target = write_port(tmp_path, rounded)
+    assert checked(target, "--recipe", "eager", code=0)["verdict"] == "aligned"
+    document = checked(target, "--recipe", "fused", code=1)
+    assert document["verdict"] == "undeclared_precision"
+    assert document["first_divergence"] is None
+    assert (document["findings"][0]["module"], document["findings"][0]["recipe"]) == ("up", "eager")
