@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from validator.checks.arithmetic import Arithmetic, Rounding, ShadowTensor
+from validator.checks.arithmetic import Arithmetic, Rounding
+from validator.checks.shadow import ShadowTensor
 from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.recipes import EAGER, FUSED
 from validator.numerics.rounding import round_nearest

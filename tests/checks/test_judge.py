@@ -262,19 +262,27 @@ def wide(y: Tensor) -> Band:
     return Band(sigma=ulp(y, format_of(BF16)) / 4)
 
 
-@pytest.mark.parametrize("factor", [1.0006, 1.004], ids=["lost in the whole", "seen in the whole"])
+@pytest.mark.parametrize(
+    ("slices", "factor"), [(32, 1.0006), (8, 1.004)], ids=["lost in the whole", "seen in the whole"]
+)
 @pytest.mark.parametrize("dim", [1, 3], ids=["head", "channel"])
-def test_the_factor_of_one_slice_is_found_there(dim: int, factor: float) -> None:
-    y = normal(2, 32, 128, 32)
-    factors = torch.ones(32, dtype=torch.float64)
-    factors[5] = factor
-    shape = [1] * 4
-    shape[dim] = -1
-    assessment = judged(y, rounded(y * factors.reshape(shape)), band=wide(y))
+def test_the_factor_of_one_slice_is_found_there(dim: int, slices: int, factor: float) -> None:
+    shape = [2, 32, 128, 32]
+    shape[dim] = slices
+    y = normal(*shape)
+    factors = torch.ones_like(y)
+    factors.select(dim, 5).fill_(factor)
+    assessment = judged(y, rounded(y * factors), band=wide(y))
     assert assessment.arm is Arm.GAIN
     assert assessment.outside[:, dim].unique().tolist() == [5]
     assert assessment.evidence.gain == pytest.approx(factor - 1, rel=0.35)
     assert judged(y, rounded(y), band=wide(y)).arm is None
+
+
+def test_a_factor_on_most_slices_is_the_whole_edges() -> None:
+    y = normal(2, 8, 128, 32)
+    assessment = judged(y, rounded(y * 1.004), band=wide(y))
+    assert assessment.evidence.outside == y.numel()
 
 
 def test_a_gain_that_the_control_shows_as_well_is_the_recipes() -> None:

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from validator.checks.arithmetic import Arithmetic, Rounding, ShadowTensor
+from validator.checks.arithmetic import Arithmetic, Rounding
 from validator.checks.operators import KERNELS, attention, is_exact, operator_name, operator_sigma
+from validator.checks.shadow import ShadowTensor
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import FORMATS
 from validator.numerics.ulp import ulp

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.checks.build import ALL, check, feed, traced
 from validator.align.traces import TraceCall
-from validator.checks.module_code import Code, Spread
 from validator.checks.findings import Arm, Check, Finding, Outcome, Verdict
+from validator.checks.module_code import Code, Spread
 from validator.checks.walk import walk
 from validator.numerics.recipes import EAGER, FUSED, Recipe
 

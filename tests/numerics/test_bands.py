@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from validator.numerics.bands import (
-    C,
     U32,
     UNDERFLOW,
+    C,
     matmul_sigma,
     normal_lambda,
     softmax_sigma,

@@ -13,7 +13,7 @@ def test_recipes_are_known_by_name_strictest_first() -> None:
 
 def test_fused_keeps_float32_between_operators_and_eager_the_codes_own_formats() -> None:
     assert (FUSED.inner, FUSED.accumulate, FUSED.reduce) == ("float32", "float32", "storage")
-    assert EAGER == Recipe(name="eager", inner="storage")
+    assert Recipe(name="eager", inner="storage") == EAGER
 
 
 @pytest.mark.parametrize("field", ["inner", "accumulate", "reduce"])

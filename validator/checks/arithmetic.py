@@ -15,7 +15,7 @@ one, since the last rounding to the storage format has its half ulp in the band 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -33,89 +33,16 @@ from validator.checks.operators import (
     operator_name,
     operator_sigma,
 )
+from validator.checks.promotion import result_dtypes
+from validator.checks.shadow import ShadowTensor
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest, round_stochastic
 
-__all__ = ["Arithmetic", "Constant", "Rounding", "ShadowTensor"]
+__all__ = ["Arithmetic", "Choice", "Constant", "Rounding"]
 
-
-class ShadowTensor(Tensor):
-    """A tensor that reports one dtype and holds float64 values.
-
-    Attributes:
-        data64: `[*]` float64, the value that later operators see.
-        exact64: `[*]` float64, the value before this tensor's own last rounding.
-        depth: how many operators that round stand between the values that the shadow was made from and this
-            one, its own last rounding included; 0 means that the value was only moved.
-        is_cast: whether a cast to a narrower dtype came after the last of them.
-        sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the
-            only one.
-        bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
-    """
-
-    data64: Tensor
-    exact64: Tensor
-    depth: int
-    is_cast: bool
-    sigma64: Tensor | None
-    bound64: Tensor | None
-
-    @staticmethod
-    def __new__(  # noqa: D102 - the class says what it takes
-        cls,
-        data64: Tensor,
-        dtype: torch.dtype,
-        *,
-        exact64: Tensor | None = None,
-        depth: int = 0,
-        is_cast: bool = False,
-        sigma64: Tensor | None = None,
-        bound64: Tensor | None = None,
-    ) -> "ShadowTensor":
-        shadow: ShadowTensor = Tensor._make_wrapper_subclass(
-            cls,
-            data64.size(),
-            strides=data64.stride(),
-            storage_offset=data64.storage_offset(),
-            dtype=dtype,
-            device=data64.device,
-            requires_grad=False,
-        )
-        shadow.data64 = data64
-        shadow.exact64 = data64 if exact64 is None else exact64
-        shadow.depth = depth
-        shadow.is_cast = is_cast
-        shadow.sigma64 = sigma64
-        shadow.bound64 = bound64
-        return shadow
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"ShadowTensor({self.data64!r}, dtype={self.dtype})"
-
-    def __deepcopy__(self, memo: Any) -> "ShadowTensor":
-        return self.copied()
-
-    def copied(self) -> "ShadowTensor":
-        """Return a copy that in-place operators here don't reach; not to be called under `Arithmetic`."""
-        data64 = self.data64.clone()
-        return ShadowTensor(
-            data64,
-            self.dtype,
-            exact64=data64 if self.exact64 is self.data64 else self.exact64.clone(),
-            depth=self.depth,
-            is_cast=self.is_cast,
-            sigma64=self.sigma64,
-            bound64=self.bound64,
-        )
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        raise RuntimeError(f"{func} reached a shadow tensor outside of Arithmetic")
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+CHOOSERS = ("topk", "argmax", "argmin")
+"""Operators whose result is a choice by value, which a near tie decides either way in a healthy run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +188,7 @@ class Arithmetic:
         originals, spec = tree_flatten((args, kwargs))
         leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
         shadows = [x for x in leaves if isinstance(x, ShadowTensor)]
-        dtypes = _result_dtypes(func, leaves, spec)
+        dtypes = result_dtypes(func, leaves, spec)
         if not is_exact(func):
             leaves = self._with_constants(operator_name(func), leaves)
         if func._schema.is_mutable:
@@ -541,66 +468,3 @@ def _written(func: Any, originals: list[Any], spec: Any) -> list[Any]:
         for a in func._schema.arguments
         if a.alias_info is not None and a.alias_info.is_write and isinstance(named.get(a.name), Tensor)
     ]
-
-
-CHOOSERS = ("topk", "argmax", "argmin")
-"""Operators whose result is a choice by value, which a near tie decides either way in a healthy run."""
-
-_DTYPES: dict[Any, list[Any]] = {}
-
-
-def _result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
-    """Return the dtype of each leaf of the operator's result, as torch's own type promotion gives it.
-
-    The operator runs once on meta tensors of the reported dtypes; the answer is kept by what
-    promotion depends on.
-    """
-    key: Any = (
-        func,
-        spec,
-        tuple(
-            (x.dtype, x.dim() == 0)
-            if isinstance(x, Tensor)
-            else (type(x), x if isinstance(x, torch.dtype) else None)
-            for x in leaves
-        ),
-    )
-    try:
-        known = _DTYPES.get(key)
-    except TypeError:
-        known, key = None, None
-    if known is not None and len(known) > 0:
-        return known
-    metas = [
-        torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-        if isinstance(x, Tensor)
-        else x
-        for x in leaves
-    ]
-    metas = [torch.device("meta") if isinstance(x, torch.device) else x for x in metas]
-    args, kwargs = tree_unflatten(metas, spec)
-    if _creates(func):
-        kwargs["device"] = torch.device("meta")
-    try:
-        result = func(*args, **kwargs)
-    except (NotImplementedError, RuntimeError):
-        floats = [x.dtype for x in leaves if _is_floating(x)]
-        widest = floats[0] if floats else torch.get_default_dtype()
-        for dtype in floats[1:]:
-            widest = torch.promote_types(widest, dtype)
-        return [widest] * 16
-    labels = [x.dtype if isinstance(x, Tensor) else None for x in tree_flatten(result)[0]]
-    if key is not None and func not in _SHAPE_DEPENDENT:
-        _DTYPES[key] = labels
-    return labels
-
-
-def _creates(func: Any) -> bool:
-    return any(a.name == "device" for a in func._schema.arguments)
-
-
-_SHAPE_DEPENDENT = {
-    torch.ops.aten.split.Tensor,
-    torch.ops.aten.unbind.int,
-    torch.ops.aten.split_with_sizes.default,
-}

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from validator.capturing.values import bind_arguments, flatten, rebuild
-from validator.checks.arithmetic import Arithmetic, Constant, Rounding, ShadowTensor
+from validator.checks.arithmetic import Arithmetic, Constant, Rounding
 from validator.checks.module_code import CodeChoice, CodeEdge, Key, Spread
+from validator.checks.shadow import ShadowTensor
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest

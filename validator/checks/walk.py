@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
 from validator.capturing.values import bind_arguments, flatten, rebuild
-from validator.checks.arithmetic import Arithmetic, Choice, Rounding, ShadowTensor
+from validator.checks.arithmetic import Arithmetic, Choice, Rounding
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
 from validator.checks.replays import RUNS, Frame, Replays, Snapshot, copied
+from validator.checks.shadow import ShadowTensor
 from validator.errors import ValidatorError
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest

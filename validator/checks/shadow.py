@@ -1,0 +1,90 @@
+"""A tensor that reports one dtype and computes in float64: what model code sees under `Arithmetic`.
+
+Shape legend: * = any shape.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ShadowTensor"]
+
+
+class ShadowTensor(Tensor):
+    """A tensor that reports one dtype and holds float64 values.
+
+    Attributes:
+        data64: `[*]` float64, the value that later operators see.
+        exact64: `[*]` float64, the value before this tensor's own last rounding.
+        depth: how many operators that round stand between the values that the shadow was made from and this
+            one, its own last rounding included; 0 means that the value was only moved.
+        is_cast: whether a cast to a narrower dtype came after the last of them.
+        sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the
+            only one.
+        bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
+    """
+
+    data64: Tensor
+    exact64: Tensor
+    depth: int
+    is_cast: bool
+    sigma64: Tensor | None
+    bound64: Tensor | None
+
+    @staticmethod
+    def __new__(  # noqa: D102 - the class says what it takes
+        cls,
+        data64: Tensor,
+        dtype: torch.dtype,
+        *,
+        exact64: Tensor | None = None,
+        depth: int = 0,
+        is_cast: bool = False,
+        sigma64: Tensor | None = None,
+        bound64: Tensor | None = None,
+    ) -> "ShadowTensor":
+        shadow: ShadowTensor = Tensor._make_wrapper_subclass(
+            cls,
+            data64.size(),
+            strides=data64.stride(),
+            storage_offset=data64.storage_offset(),
+            dtype=dtype,
+            device=data64.device,
+            requires_grad=False,
+        )
+        shadow.data64 = data64
+        shadow.exact64 = data64 if exact64 is None else exact64
+        shadow.depth = depth
+        shadow.is_cast = is_cast
+        shadow.sigma64 = sigma64
+        shadow.bound64 = bound64
+        return shadow
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"ShadowTensor({self.data64!r}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: Any) -> "ShadowTensor":
+        return self.copied()
+
+    def copied(self) -> "ShadowTensor":
+        """Return a copy that in-place operators here don't reach; not to be called under `Arithmetic`."""
+        data64 = self.data64.clone()
+        return ShadowTensor(
+            data64,
+            self.dtype,
+            exact64=data64 if self.exact64 is self.data64 else self.exact64.clone(),
+            depth=self.depth,
+            is_cast=self.is_cast,
+            sigma64=self.sigma64,
+            bound64=self.bound64,
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        raise RuntimeError(f"{func} reached a shadow tensor outside of Arithmetic")
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
