@@ -75,6 +75,8 @@ class Extreme:
 
     def cells(self) -> tuple[str, str, str]:
         """Return the columns of a table: how many, the largest, what is allowed."""
+        if not self.count:
+            return "0", "-", "-"
         return str(self.count), f"{self.value:.2f}", f"{self.allowed:.2f}"
 
 
@@ -87,6 +89,7 @@ class Ledger:
         oracle_z: by kind of gain, the largest |z| against the oracle where the gain is large enough to count.
         both_z: the same for the smaller of both |z|, against oracle and control.
         alarms: what the checks said of these runs.
+        run, module: what is being judged.
     """
 
     errors: dict[tuple[str, str], Extreme] = field(default_factory=dict)
@@ -240,8 +243,8 @@ def show(ledger: Ledger, console: Console) -> None:
         table.add_column(column, justify="right")
     both = "oracle and control"
     for against, extremes in (("oracle", ledger.oracle_z), (both, ledger.both_z)):
-        for kind, found in extremes.items():
-            table.add_row(kind, against, *found.cells())
+        for kind in (WHOLE, SLICE, CONSTANT):
+            table.add_row(kind, against, *extremes.get(kind, Extreme()).cells())
     console.print(table)
     for (kind, dtype), found in sorted(ledger.errors.items()):
         console.print(f"{kind}, {dtype}: {found.where}", markup=False, soft_wrap=True)

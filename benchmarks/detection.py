@@ -165,8 +165,10 @@ def show(records: list[Record], console: Console) -> None:
     """Print what became of faults and healthy ports, and what other judges say of them."""
     faulty = [record for record in records if record["fault"] is not None]
     healthy = [record for record in records if record["fault"] is None]
-    _show_faults(faulty, console)
-    _show_healthy(healthy, console)
+    if faulty:
+        _show_faults(faulty, console)
+    if healthy:
+        _show_healthy(healthy, console)
     _show_thresholds(faulty, healthy, console)
     for record in records:
         if record["outcome"] not in (EXACT, ALIGNED):

@@ -16,10 +16,11 @@ from validator.checks.findings import (
     Verdict,
 )
 
+MESH = {"axes": ["dp", "tp"], "shape": [1, 2], "ranks": [0, 1]}
 RUN = {
     "command": "validator check port.py --nproc 2",
-    "reference": {"source": "tiny-dense/", "hardware": {"device": "cpu"}, "parallelism": {"world_size": 1}},
-    "candidate": {"source": "tp2/", "parallelism": {"world_size": 2, "tp": 2}},
+    "reference": {"source": "tiny-dense/", "hardware": [{"rank": 0}], "parallelism": {"world_size": 1}},
+    "candidate": {"source": "tp2/", "parallelism": {"world_size": 2, "meshes": [MESH]}},
 }
 DISTRIBUTION = {
     "positions": 512,

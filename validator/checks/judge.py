@@ -250,7 +250,12 @@ def judge_constant(
     sigma = _select(band.sigma, selected)[usable]
     y, c, x, direction, where = y[usable], c[usable], x[usable], direction[usable], selected.nonzero()[usable]
     weight = 1 / (ulp(y, fmt).square() / 12 + sigma.square())
-    arguments = {"reference": direction, "weight": weight, "rows": _rows(where, dims), "values": c.abs()}
+    arguments = {
+        "reference": direction,
+        "weight": weight,
+        "rows": _rows(where, dims),
+        "values": _magnitudes(c, fmt),
+    }
     own = gain(difference=c - y, **arguments)
     if own.abstains or abs(own.z) <= GAIN_Z or abs(own.gain) <= fmt.unit_roundoff:
         return None
@@ -301,7 +306,7 @@ def _gains(
     y, c, rounded, spacing, sigma = y[usable], c[usable], rounded[usable], spacing[usable], sigma[usable]
     rows = _rows(where[usable], dims)
     weight = 1 / (spacing.square() / 12 + sigma.square())
-    values = c.abs()
+    values = _magnitudes(c, fmt)
     floor = _gain_floor(y, sigma, fmt)
     g = gain(difference=c - y, reference=y, weight=weight, rows=rows, values=values)
     if g.abstains or abs(g.gain) <= floor:
@@ -341,6 +346,13 @@ def _gains(
             slice_gain = Gain(gain=float(own_g[worst]), z=float(own_z[worst]), clusters=math.nan)
             return slice_gain, guilty
     return g, None
+
+
+def _magnitudes(c: Tensor, fmt: Format) -> Tensor:
+    """Return a label for each stored magnitude: of 16-bit formats the code itself, which is cheap to count."""
+    if fmt.bits == 16 and fmt.dtype is not None:
+        return c.to(fmt.dtype).view(torch.int16).to(torch.int64) & 0x7FFF
+    return c.abs()
 
 
 def _rows(where: Tensor, dims: tuple[str, ...]) -> Tensor:

@@ -389,11 +389,13 @@ def _plain(value: Tensor) -> Tensor:
 
 
 def _is_comparable(path: str, value: Tensor, edge: Edge) -> bool:
-    """Tell whether both sides mean the same by this edge. Masks are the kernel's own business."""
-    if tuple(value.shape) != edge.shape or value.dtype == torch.bool or "mask" in path.rsplit("/", 1)[0]:
+    """Tell whether both sides mean the same by this edge. A kernel's own masks are its own business."""
+    if tuple(value.shape) != edge.shape or value.dtype == torch.bool:
         return False
-    is_floating = getattr(torch, edge.dtype).is_floating_point
-    return bool(is_floating == value.is_floating_point())
+    is_floating = bool(getattr(torch, edge.dtype).is_floating_point)
+    if is_floating != value.is_floating_point():
+        return False
+    return not (is_floating and "mask" in path)
 
 
 def _plain_values(value: Any) -> Any:

@@ -81,8 +81,7 @@ def gain(*, difference: Tensor, reference: Tensor, weight: Tensor, rows: Tensor,
     variance = score.square().sum()
     clusters = math.inf
     for labels in (rows, values):
-        inverse = torch.unique(labels, return_inverse=True)[1]
-        count = int(inverse.max()) + 1
+        inverse, count = _dense(labels)
         sums = torch.zeros(count, dtype=torch.float64).index_add_(0, inverse, score)
         shares = torch.zeros(count, dtype=torch.float64).index_add_(0, inverse, leverage)
         variance = torch.maximum(variance, sums.square().sum())
@@ -122,12 +121,11 @@ def slice_gains(
     variance = per_slice(score.square())
     clusters = torch.full((count,), math.inf, dtype=torch.float64)
     for labels in (rows, values):
-        inverse = torch.unique(labels, return_inverse=True)[1]
-        size = int(inverse.max()) + 1 if inverse.numel() else 1
-        pair, index = torch.unique(slices * size + inverse, return_inverse=True)
-        owner = pair // size
-        sums = torch.zeros(pair.numel(), dtype=torch.float64).index_add_(0, index, score)
-        shares = torch.zeros(pair.numel(), dtype=torch.float64).index_add_(0, index, leverage)
+        inverse, size = _dense(labels)
+        index, pairs = _dense(slices * size + inverse)
+        owner = torch.zeros(pairs, dtype=torch.int64).index_copy_(0, index, slices)
+        sums = torch.zeros(pairs, dtype=torch.float64).index_add_(0, index, score)
+        shares = torch.zeros(pairs, dtype=torch.float64).index_add_(0, index, leverage)
         zeros = torch.zeros(count, dtype=torch.float64)
         variance = torch.maximum(variance, zeros.index_add(0, owner, sums.square()))
         clusters = torch.minimum(clusters, total.square() / zeros.index_add(0, owner, shares.square()))
@@ -135,3 +133,15 @@ def slice_gains(
     z = normal_score(g / error, clusters - 1)
     z = torch.where(g == 0, torch.zeros_like(z), z)
     return g, torch.where(clusters < MINIMUM_CLUSTERS, torch.full_like(z, math.nan), z)
+
+
+def _dense(labels: Tensor) -> tuple[Tensor, int]:
+    """Return labels as integers below a count that is not much larger than their number, and that count."""
+    if not labels.numel():
+        return labels.to(torch.int64), 0
+    if not labels.is_floating_point():
+        count = int(labels.max()) + 1
+        if count <= 8 * labels.numel() + 65536:
+            return labels, count
+    unique, inverse = torch.unique(labels, return_inverse=True)
+    return inverse, unique.numel()

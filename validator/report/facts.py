@@ -11,7 +11,7 @@ __all__ = [
     "checked",
     "first_divergence",
     "layers",
-    "parallelism",
+    "mesh_axes",
     "recipes",
     "side",
     "storage_format",
@@ -56,15 +56,23 @@ def side(outcome: Outcome, name: str) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, Mapping) else {}
 
 
-def parallelism(outcome: Outcome) -> Mapping[str, Any]:
-    """Return how the candidate was sharded: `world_size` and the sizes of the mesh axes."""
-    metadata = side(outcome, "candidate").get("parallelism")
-    return metadata if isinstance(metadata, Mapping) else {}
+def mesh_axes(outcome: Outcome) -> dict[str, int]:
+    """Return the sizes of the axes of the candidate's device meshes, by name."""
+    return {
+        axis: size
+        for mesh in _parallelism(outcome).get("meshes", ())
+        for axis, size in zip(mesh["axes"], mesh["shape"], strict=True)
+    }
 
 
 def world_size(outcome: Outcome) -> int:
     """Return the candidate's number of ranks; 1 if the run does not say."""
-    return int(parallelism(outcome).get("world_size") or 1)
+    return int(_parallelism(outcome).get("world_size") or 1)
+
+
+def _parallelism(outcome: Outcome) -> Mapping[str, Any]:
+    metadata = side(outcome, "candidate").get("parallelism")
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _judged(outcome: Outcome) -> list[Judgement]:

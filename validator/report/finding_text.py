@@ -100,10 +100,7 @@ def _candidate(outcome: Outcome, finding: Finding) -> str:
 
 def _sharding(outcome: Outcome) -> str:
     ranks = facts.world_size(outcome)
-    sizes = facts.parallelism(outcome)
-    axes = [
-        f"{axis}={n}" for axis, n in sizes.items() if axis != "world_size" and isinstance(n, int) and n > 1
-    ]
+    axes = [f"{axis}={size}" for axis, size in facts.mesh_axes(outcome).items() if size > 1]
     return "" if ranks == 1 else " ".join((f"{ranks} ranks", *([f"({', '.join(axes)})"] if axes else [])))
 
 
@@ -125,7 +122,7 @@ def _worst(finding: Finding) -> str:
         f"candidate {evidence.candidate:.8g}" if evidence.candidate is not None else "",
         f"{phrases.number(error_ulp)} ulp" if error_ulp is not None else "",
     ]
-    band = evidence.worst_allowed_ulp if has_distance else None
+    band = evidence.worst_allowed_ulp if has_distance and finding.check not in _WITHOUT_ORACLE else None
     allowed = "" if band is None else f"; the band allows {phrases.number(band)}"
     return f"{list(evidence.worst_index or ())}: {', '.join(filter(None, values))}{allowed}"
 

@@ -1,0 +1,344 @@
+"""The inner loop of `numerics.metrics`, compiled: one pass over the bit patterns of a pair of tensors.
+
+All formats go through one loop. A magnitude shifted to float64's place and multiplied by a power of two
+is the value, subnormals included; so no format needs a conversion of its own, and nothing is rounded.
+
+A run is the part of a row (of the last dim) inside a tile of `TILE` elements, counted from the tensor's first.
+Sums are made run by run and then joined in order, so that they don't depend on how a tensor was cut into
+blocks, as long as every block but the last holds whole tiles.
+
+Shape legend: N = elements of a block, T = all slots: the sizes of the dims, one after the other.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from validator.numerics.formats import Format
+
+__all__ = [
+    "BINS",
+    "BIN_BITS",
+    "GUARD",
+    "NEAR",
+    "TILE",
+    "Code",
+    "Counts",
+    "Moments",
+    "code_of",
+    "new_counts",
+    "new_moments",
+    "tally",
+]
+
+TILE = 2048
+"""Elements whose sums are made together; a block but the last is a multiple of it."""
+
+BIN_BITS = 8
+"""Steps are counted exactly up to `2^(BIN_BITS + 1)`, from there in 2^BIN_BITS bins an octave."""
+
+BINS = 63 << BIN_BITS
+
+GUARD = 1e-7
+"""What MERE and MARE add to the denominator."""
+
+NEAR = 1e-3
+"""The relative difference of "within 0.1%"."""
+
+_INT64_MAX = np.uint64(2**63 - 1)
+_ONE = 1023 << BIN_BITS  # the bin of 1.0 when float64's top bits are taken as they are
+
+
+class Code(NamedTuple):
+    """How the bits of a format are read: what `tally` needs of a `Format`, as plain numbers."""
+
+    magnitude: np.uint64
+    """Mask of the bits without the sign."""
+    sign: np.uint64
+    """How far to shift the sign bit to the right."""
+    shift: np.uint64
+    """How far to shift a magnitude to the left, into float64's place."""
+    scale: float
+    """What to multiply then with."""
+    last_finite: np.uint64
+    """Magnitude of the largest finite value."""
+    last_number: np.uint64
+    """Magnitude of infinity, where there is one, else of the largest finite value."""
+    has_negative_zero: bool
+    """Whether a sign bit alone is -0; else it is NaN."""
+
+
+class Counts(NamedTuple):
+    """Integers that `tally` adds to, each in an array."""
+
+    whole: np.ndarray
+    """`[9]`: finite pairs, differing bits, NaN (reference, candidate), infinities (reference, candidate),
+    class mismatches, pairs within 0.1%, index of the first class mismatch or -1."""
+    bins: np.ndarray
+    """`[BINS]`: pairs by steps, but for those that are 0 apart."""
+    worst: np.ndarray
+    """`[1]`: index of the greatest |d|, or -1."""
+    steps_max: np.ndarray
+    """`[1]` uint64."""
+
+
+class Moments(NamedTuple):
+    """Floating-point sums that `tally` adds to, each in an array."""
+
+    whole: np.ndarray
+    """`[13]`: means of ref and d; centred sums of ref^2, ref*d and d^2; sums of ref^2, ref*d, d^2, |d| and
+    |d|/(|ref| + 1e-7); greatest |d|, |d|/|ref| and |d|/(|ref| + 1e-7)."""
+    slots: np.ndarray
+    """`[3, T]`: sum of d^2, sum of ref^2, and greatest |d| of every index of every dim."""
+
+
+def code_of(fmt: Format) -> Code:
+    """Return how the bits of a format are read."""
+    bias = 1 - fmt.e_min
+    return Code(
+        magnitude=np.uint64((1 << (fmt.bits - 1)) - 1),
+        sign=np.uint64(fmt.bits - 1),
+        shift=np.uint64(53 - fmt.precision),
+        scale=math.ldexp(1.0, 1023 - bias),
+        last_finite=np.uint64(fmt.last_magnitude - fmt.has_inf),
+        last_number=np.uint64(fmt.last_magnitude),
+        has_negative_zero=fmt.has_negative_zero,
+    )
+
+
+def new_counts() -> Counts:
+    """Return counts of nothing."""
+    counts = Counts(
+        whole=np.zeros(9, np.int64),
+        bins=np.zeros(BINS, np.int64),
+        worst=np.full(1, -1, np.int64),
+        steps_max=np.zeros(1, np.uint64),
+    )
+    counts.whole[8] = -1
+    return counts
+
+
+def new_moments(sizes: Sequence[int]) -> Moments:
+    """Return sums over nothing, for a tensor of dims of these sizes."""
+    return Moments(whole=np.zeros(13), slots=np.zeros((3, sum(sizes))))
+
+
+def _compiled(**options: Any) -> Any:
+    return numba.njit(nogil=True, cache=True, error_model="numpy", **options)
+
+
+# NaN and infinity are replaced by 0 before anything is added, so that sums may be reordered into lanes.
+_LANES = {"reassoc", "contract", "nsz", "nnan"}
+
+
+@_compiled(inline="always")
+def _special(bits: Any, code: Any) -> Any:
+    """Say whether a bit pattern is NaN or an infinity."""
+    magnitude = bits & code.magnitude
+    unsigned = magnitude == np.uint64(0) and (bits >> code.sign) & np.uint64(1) != np.uint64(0)
+    return magnitude > code.last_finite or (unsigned and not code.has_negative_zero)
+
+
+@_compiled(inline="always")
+def _is_nan(bits: Any, code: Any) -> Any:
+    return _special(bits, code) and (bits & code.magnitude == np.uint64(0) or bits & code.magnitude > code.last_number)
+
+
+@_compiled(inline="always")
+def _value(bits: Any, code: Any) -> Any:
+    sign = ((bits >> code.sign) & np.uint64(1)) << np.uint64(63)
+    return np.uint64(((bits & code.magnitude) << code.shift) | sign).view(np.float64) * code.scale
+
+
+@_compiled(inline="always")
+def _steps(a: Any, b: Any, code: Any) -> Any:
+    """Count the values between two finite ones; saturates, which only float64 can need."""
+    p, q = a & code.magnitude, b & code.magnitude
+    apart = p - q if p > q else q - p
+    if (a >> code.sign) & np.uint64(1) != (b >> code.sign) & np.uint64(1):
+        apart = p + q
+    return apart if apart < _INT64_MAX else _INT64_MAX
+
+
+@_compiled(fastmath=_LANES)
+def _decode(
+    ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, a: Any, d: Any
+) -> int:
+    """Fill `a` with the reference and `d` with the difference, 0 where either is special; count the others."""
+    finite = 0
+    for i in range(n):
+        x, y = np.uint64(ref[start + i]), np.uint64(cand[start + i])
+        regular = not (_special(x, ref_code) | _special(y, cand_code))
+        keep = np.uint64(0xFFFFFFFFFFFFFFFF) if regular else np.uint64(0)
+        value = _value(x & keep, ref_code)
+        a[i] = value
+        d[i] = _value(y & keep, cand_code) - value
+        finite += 1 if regular else 0
+    return finite
+
+
+@_compiled()
+def _count_special(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, at: int, whole: Any) -> None:
+    for i in range(start, start + n):
+        x, y = np.uint64(ref[i]), np.uint64(cand[i])
+        special_x, special_y = _special(x, ref_code), _special(y, cand_code)
+        if not (special_x or special_y):
+            continue
+        nan_x, nan_y = _is_nan(x, ref_code), _is_nan(y, cand_code)
+        whole[2] += nan_x
+        whole[3] += nan_y
+        whole[4] += special_x and not nan_x
+        whole[5] += special_y and not nan_y
+        opposite = (x >> ref_code.sign) & np.uint64(1) != (y >> cand_code.sign) & np.uint64(1)
+        both_infinite = special_x and special_y and not (nan_x or nan_y)
+        if special_x != special_y or nan_x != nan_y or (both_infinite and opposite):
+            whole[6] += 1
+            if whole[8] < 0:
+                whole[8] = at + i - start
+
+
+@_compiled()
+def _count_steps(
+    ref: Any, cand: Any, code: Any, start: int, n: int, special: bool, steps: Any, counts: Any
+) -> None:
+    differing, ones = 0, 0
+    greatest = np.uint64(0)
+    for i in range(n):
+        x, y = np.uint64(ref[start + i]), np.uint64(cand[start + i])
+        differing += 1 if x != y else 0
+        apart = _steps(x, y, code)
+        if special and (_special(x, code) or _special(y, code)):
+            apart = np.uint64(0)
+        steps[i] = apart
+        ones += 1 if apart == np.uint64(1) else 0
+        greatest = apart if apart > greatest else greatest
+    counts.whole[1] += differing
+    counts.bins[0] += ones
+    if greatest > counts.steps_max[0]:
+        counts.steps_max[0] = greatest
+    if greatest > np.uint64(1):
+        for i in range(n):
+            if steps[i] > np.uint64(1):
+                top = np.float64(steps[i]).view(np.int64) >> (52 - BIN_BITS)
+                counts.bins[top - _ONE] += 1
+
+
+@_compiled(fastmath=_LANES)
+def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any) -> int:
+    """Join the sums of a run to those of the tensor; return how many of its pairs are within 0.1%."""
+    # Values near each other would cancel in sums of squares; where some are missing 0 stands for them.
+    shift = a[0] if finite == n else 0.0
+    s_a = s_d = s_aa = s_ad = raw_aa = raw_ad = raw_dd = s_abs = s_rel = 0.0
+    max_abs = max_rel = max_guarded = 0.0
+    within = finite - n
+    for i in range(n):
+        value, diff = a[i], d[i]
+        size, error = abs(value), abs(diff)
+        near = value - shift
+        guarded = error / (size + GUARD)
+        relative = error / size if error > 0.0 else 0.0
+        s_a += near
+        s_d += diff
+        s_aa += near * near
+        s_ad += near * diff
+        raw_aa += value * value
+        raw_ad += value * diff
+        raw_dd += diff * diff
+        s_abs += error
+        s_rel += guarded
+        max_abs = max_abs if max_abs > error else error
+        max_rel = max_rel if max_rel > relative else relative
+        max_guarded = max_guarded if max_guarded > guarded else guarded
+        within += 1 if error <= NEAR * size else 0
+    to_a, to_d = shift + s_a / finite - sums[0], s_d / finite - sums[1]
+    share = finite / (seen + finite)
+    sums[2] += s_aa - s_a * s_a / finite + to_a * to_a * seen * share
+    sums[3] += s_ad - s_a * s_d / finite + to_a * to_d * seen * share
+    sums[4] += raw_dd - s_d * s_d / finite + to_d * to_d * seen * share
+    sums[0] += to_a * share
+    sums[1] += to_d * share
+    sums[5] += raw_aa
+    sums[6] += raw_ad
+    sums[7] += raw_dd
+    sums[8] += s_abs
+    sums[9] += s_rel
+    sums[11] = max(sums[11], max_rel)
+    sums[12] = max(sums[12], max_guarded)
+    run[0], run[1], run[2] = raw_dd, raw_aa, max_abs
+    return within
+
+
+@_compiled(fastmath=_LANES)
+def _add_row(a: Any, d: Any, n: int, slots: Any, first: int) -> None:
+    for i in range(n):
+        value, diff = a[i], d[i]
+        error = abs(diff)
+        slots[0, first + i] += diff * diff
+        slots[1, first + i] += value * value
+        slots[2, first + i] = slots[2, first + i] if slots[2, first + i] > error else error
+
+
+@_compiled()
+def tally(
+    ref: Any,
+    cand: Any,
+    ref_code: Any,
+    cand_code: Any,
+    ref_rounded: Any,
+    cand_rounded: Any,
+    rounded_code: Any,
+    offset: int,
+    sizes: Any,
+    counts: Any,
+    moments: Any,
+) -> None:
+    """Add a block to the counts and moments of a pair.
+
+    Args:
+        ref: `[N]` unsigned: the reference's bit patterns.
+        cand: `[N]` unsigned: the candidate's.
+        ref_code: how `ref` is read.
+        cand_code: how `cand` is read.
+        ref_rounded: `[N]` unsigned: the reference in the format that steps are counted in.
+        cand_rounded: `[N]` unsigned: the candidate in that format.
+        rounded_code: how these two are read.
+        offset: index of the block's first element in the tensor, a multiple of `TILE`.
+        sizes: `[dims]` int64, without dims of size 1 and never empty.
+        counts: added to.
+        moments: added to.
+    """
+    a, d = np.empty(TILE), np.empty(TILE)
+    steps = np.empty(TILE, np.uint64)
+    run = np.empty(3)
+    columns = sizes[-1]
+    last_slot = moments.slots.shape[1] - columns
+    start = 0
+    while start < len(ref):
+        at = offset + start
+        n = min(TILE - at % TILE, columns - at % columns, len(ref) - start)
+        finite = _decode(ref, cand, ref_code, cand_code, start, n, a, d)
+        if finite < n:
+            _count_special(ref, cand, ref_code, cand_code, start, n, at, counts.whole)
+        _count_steps(ref_rounded, cand_rounded, rounded_code, start, n, finite < n, steps, counts)
+        if finite:
+            counts.whole[7] += _add_run(a, d, n, finite, counts.whole[0], moments.whole, run)
+            counts.whole[0] += finite
+            if run[2] > moments.whole[10]:
+                moments.whole[10] = run[2]
+                i = 0
+                while abs(d[i]) != run[2]:
+                    i += 1
+                counts.worst[0] = at + i
+            row, slot = at // columns, last_slot
+            for dim in range(len(sizes) - 2, -1, -1):
+                slot -= sizes[dim]
+                here = slot + row % sizes[dim]
+                row //= sizes[dim]
+                moments.slots[0, here] += run[0]
+                moments.slots[1, here] += run[1]
+                moments.slots[2, here] = max(moments.slots[2, here], run[2])
+            _add_row(a, d, n, moments.slots, last_slot + at % columns)
+        start += n
