@@ -1,7 +1,7 @@
 # The commands of this repository; `make help` lists them. All work in .venv, which the first one makes.
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
-# For example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the build without CUDA.
+# More flags for pip, such as the index of a torch build without CUDA.
 PIP_FLAGS ?=
 BIN := .venv/bin
 

@@ -178,7 +178,8 @@ def show(records: list[Record], console: Console) -> None:
 
 
 def _show_faults(faulty: list[Record], console: Console) -> None:
-    table = Table("fault", title="Planted faults")
+    table = Table(title="Planted faults")
+    table.add_column("fault", overflow="fold")
     for column in ("cases", EXACT, ELSEWHERE, MISSED, ERROR, "s a case"):
         table.add_column(column, justify="right")
     names: list[PlantedFault | None] = [*FAULTS, None]

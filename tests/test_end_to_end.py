@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
@@ -106,8 +105,6 @@ def test_a_faulty_port_is_divergent_at_the_module_that_is_wrong(tmp_path: Path) 
     assert document["verdict"] == "divergent"
     assert (first["module"], first["check"], first["into"], first["rank"]) == ("up", "function", None, None)
     assert document["findings"] == [first]  # what follows from it is not found again
-    assert first["signature"]["kind"] == "factor"
-    assert first["signature"]["parameters"]["factor"] == pytest.approx(1.01, abs=1e-3)
 
 
 def test_the_command_itself_prints_the_finding_and_exits_with_1(tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_a_narrowed_check_still_finds_the_fault(tmp_path: Path) -> None:
 
 def test_an_excluded_module_is_judged_as_part_of_its_parent(tmp_path: Path) -> None:
     document = checked(write_port(tmp_path, FLOAT32), "--exclude", "up", code=0)
-    assert (document["checked"]["function"], document["checked"]["wiring"]) == (2, 3)
+    assert (document["checked"]["function"], document["checked"]["wiring"]) == (2, 2)
     faulty = write_port(tmp_path, FAULTY.replace("torch.bfloat16", "torch.float32"))
     first = checked(faulty, "--exclude", "up", code=1)["first_divergence"]
     assert (first["module"], first["into"]) == ("", "head")

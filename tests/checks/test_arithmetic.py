@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from validator.checks.arithmetic import Arithmetic, Rounding
@@ -98,22 +98,24 @@ SIMPLE: dict[str, Op] = {
     "downcast": lambda x, y: (x.float() * y.float()).to(x.dtype),
     "type_as": lambda x, y: (x.float() * 3).type_as(y),
     "to another tensor": lambda x, y: (x.float() / 3).to(y),
-    "relu": lambda x, y: F.relu(x),
-    "silu": lambda x, y: F.silu(x),
-    "gelu": lambda x, y: F.gelu(x),
-    "gelu tanh": lambda x, y: F.gelu(x, approximate="tanh"),
+    "relu": lambda x, y: functional.relu(x),
+    "silu": lambda x, y: functional.silu(x),
+    "gelu": lambda x, y: functional.gelu(x),
+    "gelu tanh": lambda x, y: functional.gelu(x, approximate="tanh"),
     "quick gelu": lambda x, y: x * torch.sigmoid(1.702 * x),
-    "squared relu": lambda x, y: F.relu(x).square(),
+    "squared relu": lambda x, y: functional.relu(x).square(),
     "soft cap": lambda x, y: torch.tanh(x / 30.0) * 30.0,
-    "swiglu": lambda x, y: F.silu(x) * y,
-    "softmax": lambda x, y: F.softmax(x, dim=-1),
-    "softmax in float32, cast back": lambda x, y: F.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype),
+    "swiglu": lambda x, y: functional.silu(x) * y,
+    "softmax": lambda x, y: functional.softmax(x, dim=-1),
+    "softmax in float32, cast back": lambda x, y: functional.softmax(x, dim=-1, dtype=torch.float32).to(
+        x.dtype
+    ),
     "sum": lambda x, y: x.sum(-1),
     "mean": lambda x, y: x.mean(-1, keepdim=True),
     "rms norm": rms_norm,
-    "layer norm": lambda x, y: F.layer_norm(x, (4,), y[0, 0], y[0, 1]),
+    "layer norm": lambda x, y: functional.layer_norm(x, (4,), y[0, 0], y[0, 1]),
     "matmul": lambda x, y: x @ y.mT,
-    "linear with bias": lambda x, y: F.linear(x, y[0], y[0, :, 0]),
+    "linear with bias": lambda x, y: functional.linear(x, y[0], y[0, :, 0]),
     "einsum": lambda x, y: torch.einsum("bij,bkj->bik", x, y),
     "cat": lambda x, y: torch.cat([x, y], -1),
     "cat of two dtypes": lambda x, y: torch.cat([x, y.float()], -1),
@@ -136,13 +138,13 @@ SIMPLE: dict[str, Op] = {
     "boolean index": lambda x, y: x[x > 0],
     "rotate half": rotated,
     "repeat kv": lambda x, y: x[:, None].expand(2, 5, 3, 4).reshape(2, 15, 4),
-    "pad": lambda x, y: F.pad(x, (1, 1)),
+    "pad": lambda x, y: functional.pad(x, (1, 1)),
     "inverted mask": lambda x, y: (1.0 - (x > 0).to(x.dtype)) * torch.finfo(x.dtype).min,
     "boolean times": lambda x, y: (x > 0) * y,
     "integers": lambda x, y: (x * 4).long(),
     "comparison": lambda x, y: x > y,
-    "embedding": lambda x, y: F.embedding(torch.tensor([0, 1]), y[0]),
-    "dropout": lambda x, y: F.dropout(x, 0.1, training=False),
+    "embedding": lambda x, y: functional.embedding(torch.tensor([0, 1]), y[0]),
+    "dropout": lambda x, y: functional.dropout(x, 0.1, training=False),
     "arange": lambda x, y: torch.arange(4, dtype=x.dtype) * x,
     "arange of integers": lambda x, y: torch.arange(4).float() * x,
     "zeros": lambda x, y: torch.zeros(4, dtype=x.dtype) + x,
@@ -161,7 +163,7 @@ SIMPLE: dict[str, Op] = {
     "index_add_": lambda x, y: torch.zeros_like(x).index_add_(1, torch.tensor([0, 2, 1]), y),
     "scatter_": lambda x, y: torch.zeros_like(x).scatter_(-1, x.argsort(-1), y),
     "clamp_": lambda x, y: x.clone().clamp_(-0.5, 0.5),
-    "silu_": lambda x, y: F.silu(x.clone(), inplace=True),
+    "silu_": lambda x, y: functional.silu(x.clone(), inplace=True),
     "augmented assignment": augmented,
     "out=": mul_out,
     "in place through views": through_views,
@@ -174,8 +176,8 @@ FREE: dict[str, Op] = {
     "rsqrt": lambda x, y: torch.rsqrt(x.abs() + 1),
     "cube": lambda x, y: x.pow(3),
     "exp": lambda x, y: x.exp(),
-    "log_softmax": lambda x, y: F.log_softmax(x, -1),
-    "softmax in float32": lambda x, y: F.softmax(x, -1, dtype=torch.float32),
+    "log_softmax": lambda x, y: functional.log_softmax(x, -1),
+    "softmax in float32": lambda x, y: functional.softmax(x, -1, dtype=torch.float32),
     "sum in float32": lambda x, y: x.sum(-1, dtype=torch.float32),
     "norm": lambda x, y: x.norm(dim=-1),
     "variance": lambda x, y: x.var(-1),
@@ -183,10 +185,10 @@ FREE: dict[str, Op] = {
     "logsumexp": lambda x, y: torch.logsumexp(x, -1),
     "float64 constant": lambda x, y: x * torch.ones(4, dtype=torch.float64),
     "float64 number": lambda x, y: x * torch.tensor(2.0, dtype=torch.float64),
-    "rms_norm": lambda x, y: F.rms_norm(x, (4,), y[0, 0], 1e-6),
-    "group norm": lambda x, y: F.group_norm(x, 3),
-    "conv1d": lambda x, y: F.conv1d(x, y[:1, :, :3]),
-    "attention": lambda x, y: F.scaled_dot_product_attention(x[:, None], y[:, None], y[:, None]),
+    "rms_norm": lambda x, y: functional.rms_norm(x, (4,), y[0, 0], 1e-6),
+    "group norm": lambda x, y: functional.group_norm(x, 3),
+    "conv1d": lambda x, y: functional.conv1d(x, y[:1, :, :3]),
+    "attention": lambda x, y: functional.scaled_dot_product_attention(x[:, None], y[:, None], y[:, None]),
     "complex rotation": lambda x, y: torch.view_as_real(
         torch.view_as_complex(x.float().reshape(2, 3, 2, 2)) * torch.polar(torch.ones(2), torch.ones(2))
     ),
@@ -196,7 +198,7 @@ FREE: dict[str, Op] = {
     "scaled add": lambda x, y: torch.add(x, y, alpha=0.3),
     "remainder": lambda x, y: torch.remainder(x, 0.5),
     "baddbmm": lambda x, y: torch.baddbmm(x @ y.mT, x, y.mT),
-    "one hot": lambda x, y: F.one_hot(x.argmax(-1), 4),
+    "one hot": lambda x, y: functional.one_hot(x.argmax(-1), 4),
     "bincount": lambda x, y: torch.bincount(x.argmax(-1).flatten(), minlength=4),
 }
 simple = pytest.mark.parametrize("op", SIMPLE.values(), ids=SIMPLE.keys())
@@ -309,7 +311,7 @@ def test_the_oracle_is_the_same_code_in_float64(
         if not theirs.is_floating_point():
             assert torch.equal(ours, theirs)
             continue
-        # A constant that the code itself made in 16 bits (`torch.tensor(0.3, dtype=...)`) is what the device has.
+        # A constant that the code itself makes in 16 bits is what the device has.
         allowed = 2.0**-8 if name == "tensor of a number" else 1e-14
         assert float((values(ours) - theirs).nan_to_num().abs().max()) <= allowed
 
@@ -377,8 +379,8 @@ def test_exact_and_sigma_move_with_the_values(move: Callable[[Tensor], Tensor]) 
     x, y = pair(torch.bfloat16)
     made = one(lambda x, y: move(x * y), x, y, Rounding.nearest(EAGER))
     assert torch.equal(made.exact64, move(x.double() * y.double()))
-    oracle = one(lambda x, y: move(F.silu(x)), x, y, Rounding.none())
-    plain = one(lambda x, y: F.silu(x), x, y, Rounding.none())
+    oracle = one(lambda x, y: move(functional.silu(x)), x, y, Rounding.none())
+    plain = one(lambda x, y: functional.silu(x), x, y, Rounding.none())
     if oracle.sigma64 is not None:
         assert plain.sigma64 is not None
         assert torch.equal(oracle.sigma64, move(plain.sigma64).abs())
@@ -398,7 +400,7 @@ def test_exact_and_sigma_move_with_the_values(move: Callable[[Tensor], Tensor]) 
         (lambda x, y: (x.float() * y).to(torch.bfloat16), 1, True),
         (lambda x, y: (x.float() * y).to(torch.bfloat16) + y, 3, False),
         (lambda x, y: (x * y) + y, 2, False),
-        (lambda x, y: F.silu(x) * y, 2, False),
+        (lambda x, y: functional.silu(x) * y, 2, False),
         (lambda x, y: x.clone().add_(y).mul_(y), 3, False),
     ],
 )
@@ -505,7 +507,7 @@ def test_stochastic_runs_of_the_fused_recipe_spread_in_float32() -> None:
 
 def test_a_runs_noise_depends_on_its_seed_alone() -> None:
     x, y = pair(torch.bfloat16)
-    op: Op = lambda x, y: F.silu(x @ y.mT)  # noqa: E731
+    op: Op = lambda x, y: functional.silu(x @ y.mT)  # noqa: E731
     first, again, other = (one(op, x, y, Rounding.stochastic(EAGER, seed, {})).data64 for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -557,11 +559,13 @@ def test_attention_is_torchs_in_float64(name: str, grouped: bool) -> None:
     wide = {
         n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in options.items()
     }
-    truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=grouped, **wide)
+    truth = functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), enable_gqa=grouped, **wide
+    )
     arithmetic = Arithmetic(Rounding.none())
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
     with arithmetic:
-        made = F.scaled_dot_product_attention(*shadows, enable_gqa=grouped, **options)
+        made = functional.scaled_dot_product_attention(*shadows, enable_gqa=grouped, **options)
     assert isinstance(made, ShadowTensor)
     assert made.dtype == torch.float32
     assert torch.allclose(made.data64, truth, rtol=1e-13, atol=1e-14)
@@ -574,8 +578,8 @@ def test_attention_with_no_key_left_gives_zeros_as_torch_does() -> None:
     arithmetic = Arithmetic(Rounding.none())
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
     with arithmetic:
-        made = F.scaled_dot_product_attention(*shadows, attn_mask=nothing, enable_gqa=True)
-    truth = F.scaled_dot_product_attention(
+        made = functional.scaled_dot_product_attention(*shadows, attn_mask=nothing, enable_gqa=True)
+    truth = functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), attn_mask=nothing, enable_gqa=True
     )
     assert torch.allclose(made.data64, truth, atol=1e-14)
@@ -587,7 +591,7 @@ def test_attention_with_dropout_is_refused() -> None:
     arithmetic = Arithmetic(Rounding.none())
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
     with arithmetic, pytest.raises(RuntimeError, match=r"dropout_p=0\.1"):
-        F.scaled_dot_product_attention(*shadows, dropout_p=0.1, enable_gqa=True)
+        functional.scaled_dot_product_attention(*shadows, dropout_p=0.1, enable_gqa=True)
 
 
 def test_an_operator_inside_attention_is_not_counted_twice() -> None:
@@ -595,7 +599,7 @@ def test_an_operator_inside_attention_is_not_counted_twice() -> None:
     arithmetic = Arithmetic(Rounding.none())
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
     with arithmetic:
-        made = F.scaled_dot_product_attention(*shadows, enable_gqa=True)
+        made = functional.scaled_dot_product_attention(*shadows, enable_gqa=True)
         after = made + 1
     assert (made.depth, after.depth) == (2, 3)
 
@@ -629,7 +633,7 @@ def test_attentions_scale_is_a_constant() -> None:
     arithmetic = Arithmetic(Rounding.none())
     shadows = [arithmetic.shadow(x) for x in (q, k, v)]
     with arithmetic:
-        F.scaled_dot_product_attention(*shadows, enable_gqa=True)
+        functional.scaled_dot_product_attention(*shadows, enable_gqa=True)
     (scale,) = [c for c in arithmetic.constants if c.op == "scaled_dot_product_attention"]
     assert scale.value == 1 / math.sqrt(8)
 

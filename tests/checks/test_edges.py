@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.align.build import Recorder
 from tests.checks.build import captured, check, feed, traced
@@ -36,7 +36,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.tanh(x * self.weight) * 1.3
-        return F.silu(y * 0.7) * x - y * 0.4
+        return functional.silu(y * 0.7) * x - y * 0.4
 
 
 class FusedGate(Gate):
@@ -47,7 +47,7 @@ class FusedGate(Gate):
     def forward(self, x: Tensor) -> Tensor:
         w, x32 = self.weight.float(), x.float()
         y = torch.tanh(x32 * w) * 1.3
-        return ((F.silu(y * 0.7) * x32 - y * 0.4) * self.factor).to(x.dtype)
+        return ((functional.silu(y * 0.7) * x32 - y * 0.4) * self.factor).to(x.dtype)
 
 
 class WrongGate(FusedGate):
@@ -232,7 +232,7 @@ class Mlp(nn.Module):
             nn.init.normal_(parameter, std=0.3, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(x)))
+        return self.down(functional.relu(self.up(x)))
 
 
 Change = Callable[[int, Tensor], Tensor]
@@ -261,8 +261,8 @@ def sharded(
     terms = []
     for rank in ranks:
         own = bias if bias_on is not None and rank in bias_on else None
-        term = F.linear(
-            F.relu(hiddens[rank]).float(), downs[rank].float(), None if own is None else own.float()
+        term = functional.linear(
+            functional.relu(hiddens[rank]).float(), downs[rank].float(), None if own is None else own.float()
         )
         terms.append(partial(rank, term).to(bf16))
     total = terms[0]
@@ -279,7 +279,7 @@ def sharded(
             recorder.parameter("down.bias", bias)
         with recorder.call("", {"x": x}) as root:
             recorder.leaf("up", x, hiddens[rank], LINEAR)
-            with recorder.call("down", {"input": F.relu(hiddens[rank])}, LINEAR) as row:
+            with recorder.call("down", {"input": functional.relu(hiddens[rank])}, LINEAR) as row:
                 recorder.reduce(terms[rank], left, ranks)
                 row[""] = out
             root[""] = out

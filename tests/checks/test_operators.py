@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from validator.checks.arithmetic import Arithmetic, Rounding
 from validator.checks.operators import KERNELS, attention, is_exact, operator_name, operator_sigma
@@ -92,17 +92,17 @@ OPERATORS: dict[str, Code] = {
     "sum": lambda x, w: x.sum(-1),
     "sum over rows": lambda x, w: x.sum(0),
     "mean": lambda x, w: x.mean(-1, keepdim=True),
-    "softmax": lambda x, w: F.softmax(x, -1),
-    "log_softmax": lambda x, w: F.log_softmax(x, -1),
-    "silu": lambda x, w: F.silu(x),
-    "gelu": lambda x, w: F.gelu(x),
-    "gelu tanh": lambda x, w: F.gelu(x, approximate="tanh"),
+    "softmax": lambda x, w: functional.softmax(x, -1),
+    "log_softmax": lambda x, w: functional.log_softmax(x, -1),
+    "silu": lambda x, w: functional.silu(x),
+    "gelu": lambda x, w: functional.gelu(x),
+    "gelu tanh": lambda x, w: functional.gelu(x, approximate="tanh"),
     "sigmoid": lambda x, w: torch.sigmoid(x),
     "tanh": lambda x, w: torch.tanh(x),
     "exp": lambda x, w: torch.exp(x),
     "rsqrt": lambda x, w: torch.rsqrt(x.abs().clamp_min(2.0**-100)),
-    "layer_norm": lambda x, w: F.layer_norm(x, (x.shape[-1],), w[:, 0], w[:, 1]),
-    "layer_norm without weight": lambda x, w: F.layer_norm(x, (x.shape[-1],)),
+    "layer_norm": lambda x, w: functional.layer_norm(x, (x.shape[-1],), w[:, 0], w[:, 1]),
+    "layer_norm without weight": lambda x, w: functional.layer_norm(x, (x.shape[-1],)),
 }
 
 
@@ -254,7 +254,9 @@ def test_attentions_sigma_covers_the_float32_kernel(is_causal: bool, spread: flo
     made = attention(*wide, is_causal=is_causal, storage=F32, with_sigma=True)
     assert made.sigma is not None
     assert made.bound is None
-    error = (F.scaled_dot_product_attention(q, k, v, is_causal=is_causal).double() - made.output).abs()
+    error = (
+        functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal).double() - made.output
+    ).abs()
     beyond = (error - ulp(made.output, F32) / 2).clamp_min(0) / made.sigma
     assert float(beyond.max()) < normal_lambda(error.numel())
 
@@ -267,11 +269,13 @@ def test_attention_covers_probabilities_kept_in_16_bits(spread: float) -> None:
     assert made.sigma is not None
     assert made.bound is not None
     scores = (q.float() @ k.float().mT) / math.sqrt(32)
-    narrow = (F.softmax(scores, -1).to(torch.bfloat16).double() @ v.double()).to(torch.bfloat16).double()
+    narrow = (
+        (functional.softmax(scores, -1).to(torch.bfloat16).double() @ v.double()).to(torch.bfloat16).double()
+    )
     allowed = ulp(made.output, BF16) / 2 + made.bound + normal_lambda(made.output.numel()) * made.sigma
     assert bool(((narrow - made.output).abs() <= allowed).all())
     # Scores in bfloat16 are another recipe's.
-    rounded = F.softmax(scores.to(torch.bfloat16).float(), -1).double() @ v.double()
+    rounded = functional.softmax(scores.to(torch.bfloat16).float(), -1).double() @ v.double()
     if spread == 4.0:
         assert bool(((rounded - made.output).abs() > allowed).any())
         loose = attention(*wide, storage=BF16, with_sigma=True, rounded_scores=True)

@@ -95,8 +95,8 @@ def test_a_finding_shows_the_place_and_the_values_of_both_replicas() -> None:
     assert (evidence.outside, evidence.elements, evidence.dims) == (1, 8, ("token", "channel"))
     assert finding.candidate_module == "engine.second"
     assert finding.summary == (
-        "second: the output should be the same on every rank, but rank 2 differs from rank 0 in 1 of 8 elements, "
-        "although what went in was the same"
+        "second: the output should be the same on every rank, but rank 2 differs from rank 0 in 1 of 8 "
+        "elements, although what went in was the same"
     )
 
 

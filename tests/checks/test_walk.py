@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.checks.build import ALL, check, feed, traced
 from validator.align.traces import TraceCall
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(torch.tanh(x) * 1.5 * self.before)
-        z = self.up(F.silu(y) * self.between)
+        z = self.up(functional.silu(y) * self.between)
         return (x + z) * self.after
 
 
@@ -133,7 +133,7 @@ def test_the_order_of_children_that_are_swapped_shows() -> None:
     class Swapped(Block):
         def forward(self, x: Tensor) -> Tensor:
             y = self.norm(torch.tanh(x) * 1.5)
-            return y + self.up(F.silu(x))
+            return y + self.up(functional.silu(x))
 
     outcome = check(Model(), narrow(Model(Swapped(), Block())), {"x": hidden().bfloat16()})
     assert places(outcome) == [("blocks.0", "blocks.0.up"), ("blocks.0", None)]
@@ -283,7 +283,7 @@ class Attends(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         scores = (x * self.weight) @ x.mT + attention_mask
-        return F.softmax(scores, -1, dtype=torch.float32).to(x.dtype) @ x
+        return functional.softmax(scores, -1, dtype=torch.float32).to(x.dtype) @ x
 
 
 def test_masks_are_left_to_the_reference() -> None:
@@ -305,7 +305,7 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.tanh(x) * 1.5 * self.norm.weight * self.factor
-        return x + self.up(F.silu(y))
+        return x + self.up(functional.silu(y))
 
 
 def test_a_child_that_the_candidate_never_calls_is_part_of_its_parents_code() -> None:
@@ -417,7 +417,7 @@ def test_what_the_run_returns_are_plain_tensors() -> None:
 
 
 def test_the_oracles_parameters_are_the_references_rounded_once() -> None:
-    """A candidate whose stored weight differs shows in the function check as well as in the parameter check."""
+    """A stored weight that differs shows in the function check as well as in the parameter check."""
     candidate = narrow(Model())
     with torch.no_grad():
         candidate.blocks[0].norm.weight[3] += 0.125

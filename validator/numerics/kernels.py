@@ -48,24 +48,24 @@ GUARD = 1e-7
 NEAR = 1e-3
 """The relative difference of "within 0.1%"."""
 
-_INT64_MAX = np.uint64(2**63 - 1)
+_INT64_MAX = 2**63 - 1
 _ONE = 1023 << BIN_BITS  # the bin of 1.0 when float64's top bits are taken as they are
 
 
 class Code(NamedTuple):
     """How the bits of a format are read: what `tally` needs of a `Format`, as plain numbers."""
 
-    magnitude: np.uint64
+    magnitude: int
     """Mask of the bits without the sign."""
-    sign: np.uint64
+    sign: int
     """How far to shift the sign bit to the right."""
-    shift: np.uint64
+    shift: int
     """How far to shift a magnitude to the left, into float64's place."""
     scale: float
     """What to multiply then with."""
-    last_finite: np.uint64
+    last_finite: int
     """Magnitude of the largest finite value."""
-    last_number: np.uint64
+    last_number: int
     """Magnitude of infinity, where there is one, else of the largest finite value."""
     has_negative_zero: bool
     """Whether a sign bit alone is -0; else it is NaN."""
@@ -82,7 +82,7 @@ class Counts(NamedTuple):
     worst: np.ndarray
     """`[1]`: index of the greatest |d|, or -1."""
     steps_max: np.ndarray
-    """`[1]` uint64."""
+    """`[1]`."""
 
 
 class Moments(NamedTuple):
@@ -92,19 +92,19 @@ class Moments(NamedTuple):
     """`[13]`: means of ref and d; centred sums of ref^2, ref*d and d^2; sums of ref^2, ref*d, d^2, |d| and
     |d|/(|ref| + 1e-7); greatest |d|, |d|/|ref| and |d|/(|ref| + 1e-7)."""
     slots: np.ndarray
-    """`[3, T]`: sum of d^2, sum of ref^2, and greatest |d| of every index of every dim."""
+    """`[2, T]`: sums of d^2 and ref^2 at every index of every dim."""
 
 
 def code_of(fmt: Format) -> Code:
     """Return how the bits of a format are read."""
     bias = 1 - fmt.e_min
     return Code(
-        magnitude=np.uint64((1 << (fmt.bits - 1)) - 1),
-        sign=np.uint64(fmt.bits - 1),
-        shift=np.uint64(53 - fmt.precision),
+        magnitude=(1 << (fmt.bits - 1)) - 1,
+        sign=fmt.bits - 1,
+        shift=53 - fmt.precision,
         scale=math.ldexp(1.0, 1023 - bias),
-        last_finite=np.uint64(fmt.last_magnitude - fmt.has_inf),
-        last_number=np.uint64(fmt.last_magnitude),
+        last_finite=fmt.last_magnitude - fmt.has_inf,
+        last_number=fmt.last_magnitude,
         has_negative_zero=fmt.has_negative_zero,
     )
 
@@ -115,7 +115,7 @@ def new_counts() -> Counts:
         whole=np.zeros(9, np.int64),
         bins=np.zeros(BINS, np.int64),
         worst=np.full(1, -1, np.int64),
-        steps_max=np.zeros(1, np.uint64),
+        steps_max=np.zeros(1, np.int64),
     )
     counts.whole[8] = -1
     return counts
@@ -123,7 +123,7 @@ def new_counts() -> Counts:
 
 def new_moments(sizes: Sequence[int]) -> Moments:
     """Return sums over nothing, for a tensor of dims of these sizes."""
-    return Moments(whole=np.zeros(13), slots=np.zeros((3, sum(sizes))))
+    return Moments(whole=np.zeros(13), slots=np.zeros((2, sum(sizes))))
 
 
 def _compiled(**options: Any) -> Any:
@@ -138,29 +138,27 @@ _LANES = {"reassoc", "contract", "nsz", "nnan"}
 def _special(bits: Any, code: Any) -> Any:
     """Say whether a bit pattern is NaN or an infinity."""
     magnitude = bits & code.magnitude
-    unsigned = magnitude == np.uint64(0) and (bits >> code.sign) & np.uint64(1) != np.uint64(0)
+    unsigned = magnitude == 0 and (bits >> code.sign) & 1 != 0
     return magnitude > code.last_finite or (unsigned and not code.has_negative_zero)
 
 
 @_compiled(inline="always")
 def _is_nan(bits: Any, code: Any) -> Any:
-    return _special(bits, code) and (bits & code.magnitude == np.uint64(0) or bits & code.magnitude > code.last_number)
+    return _special(bits, code) and (bits & code.magnitude == 0 or bits & code.magnitude > code.last_number)
 
 
 @_compiled(inline="always")
 def _value(bits: Any, code: Any) -> Any:
-    sign = ((bits >> code.sign) & np.uint64(1)) << np.uint64(63)
-    return np.uint64(((bits & code.magnitude) << code.shift) | sign).view(np.float64) * code.scale
+    sign = (bits >> code.sign) << 63
+    return np.int64(((bits & code.magnitude) << code.shift) | sign).view(np.float64) * code.scale
 
 
 @_compiled(inline="always")
 def _steps(a: Any, b: Any, code: Any) -> Any:
     """Count the values between two finite ones; saturates, which only float64 can need."""
     p, q = a & code.magnitude, b & code.magnitude
-    apart = p - q if p > q else q - p
-    if (a >> code.sign) & np.uint64(1) != (b >> code.sign) & np.uint64(1):
-        apart = p + q
-    return apart if apart < _INT64_MAX else _INT64_MAX
+    apart = p + q if (a ^ b) >> code.sign & 1 else abs(p - q)
+    return apart if apart >= 0 else _INT64_MAX
 
 
 @_compiled(fastmath=_LANES)
@@ -170,9 +168,9 @@ def _decode(
     """Fill `a` with the reference and `d` with the difference, 0 where either is special; count the others."""
     finite = 0
     for i in range(n):
-        x, y = np.uint64(ref[start + i]), np.uint64(cand[start + i])
+        x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
         regular = not (_special(x, ref_code) | _special(y, cand_code))
-        keep = np.uint64(0xFFFFFFFFFFFFFFFF) if regular else np.uint64(0)
+        keep = np.int64(-1) if regular else np.int64(0)
         value = _value(x & keep, ref_code)
         a[i] = value
         d[i] = _value(y & keep, cand_code) - value
@@ -183,7 +181,7 @@ def _decode(
 @_compiled()
 def _count_special(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, at: int, whole: Any) -> None:
     for i in range(start, start + n):
-        x, y = np.uint64(ref[i]), np.uint64(cand[i])
+        x, y = np.int64(ref[i]), np.int64(cand[i])
         special_x, special_y = _special(x, ref_code), _special(y, cand_code)
         if not (special_x or special_y):
             continue
@@ -192,7 +190,7 @@ def _count_special(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: in
         whole[3] += nan_y
         whole[4] += special_x and not nan_x
         whole[5] += special_y and not nan_y
-        opposite = (x >> ref_code.sign) & np.uint64(1) != (y >> cand_code.sign) & np.uint64(1)
+        opposite = (x >> ref_code.sign ^ y >> cand_code.sign) & 1
         both_infinite = special_x and special_y and not (nan_x or nan_y)
         if special_x != special_y or nan_x != nan_y or (both_infinite and opposite):
             whole[6] += 1
@@ -205,23 +203,23 @@ def _count_steps(
     ref: Any, cand: Any, code: Any, start: int, n: int, special: bool, steps: Any, counts: Any
 ) -> None:
     differing, ones = 0, 0
-    greatest = np.uint64(0)
+    greatest = 0
     for i in range(n):
-        x, y = np.uint64(ref[start + i]), np.uint64(cand[start + i])
+        x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
         differing += 1 if x != y else 0
         apart = _steps(x, y, code)
         if special and (_special(x, code) or _special(y, code)):
-            apart = np.uint64(0)
+            apart = 0
         steps[i] = apart
-        ones += 1 if apart == np.uint64(1) else 0
+        ones += 1 if apart == 1 else 0
         greatest = apart if apart > greatest else greatest
     counts.whole[1] += differing
     counts.bins[0] += ones
     if greatest > counts.steps_max[0]:
         counts.steps_max[0] = greatest
-    if greatest > np.uint64(1):
+    if greatest > 1:
         for i in range(n):
-            if steps[i] > np.uint64(1):
+            if steps[i] > 1:
                 top = np.float64(steps[i]).view(np.int64) >> (52 - BIN_BITS)
                 counts.bins[top - _ONE] += 1
 
@@ -231,15 +229,15 @@ def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any
     """Join the sums of a run to those of the tensor; return how many of its pairs are within 0.1%."""
     # Values near each other would cancel in sums of squares; where some are missing 0 stands for them.
     shift = a[0] if finite == n else 0.0
+    greatest = sums[11]
     s_a = s_d = s_aa = s_ad = raw_aa = raw_ad = raw_dd = s_abs = s_rel = 0.0
-    max_abs = max_rel = max_guarded = 0.0
-    within = finite - n
+    max_abs = max_guarded = 0.0
+    within, records = finite - n, 0
     for i in range(n):
         value, diff = a[i], d[i]
         size, error = abs(value), abs(diff)
         near = value - shift
         guarded = error / (size + GUARD)
-        relative = error / size if error > 0.0 else 0.0
         s_a += near
         s_d += diff
         s_aa += near * near
@@ -250,9 +248,13 @@ def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any
         s_abs += error
         s_rel += guarded
         max_abs = max_abs if max_abs > error else error
-        max_rel = max_rel if max_rel > relative else relative
         max_guarded = max_guarded if max_guarded > guarded else guarded
         within += 1 if error <= NEAR * size else 0
+        records += 1 if error > greatest * size else 0
+    if records:
+        for i in range(n):
+            if abs(d[i]) > sums[11] * abs(a[i]):
+                sums[11] = abs(d[i]) / abs(a[i])
     to_a, to_d = shift + s_a / finite - sums[0], s_d / finite - sums[1]
     share = finite / (seen + finite)
     sums[2] += s_aa - s_a * s_a / finite + to_a * to_a * seen * share
@@ -265,7 +267,6 @@ def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any
     sums[7] += raw_dd
     sums[8] += s_abs
     sums[9] += s_rel
-    sums[11] = max(sums[11], max_rel)
     sums[12] = max(sums[12], max_guarded)
     run[0], run[1], run[2] = raw_dd, raw_aa, max_abs
     return within
@@ -275,10 +276,8 @@ def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any
 def _add_row(a: Any, d: Any, n: int, slots: Any, first: int) -> None:
     for i in range(n):
         value, diff = a[i], d[i]
-        error = abs(diff)
         slots[0, first + i] += diff * diff
         slots[1, first + i] += value * value
-        slots[2, first + i] = slots[2, first + i] if slots[2, first + i] > error else error
 
 
 @_compiled()
@@ -311,7 +310,7 @@ def tally(
         moments: added to.
     """
     a, d = np.empty(TILE), np.empty(TILE)
-    steps = np.empty(TILE, np.uint64)
+    steps = np.empty(TILE, np.int64)
     run = np.empty(3)
     columns = sizes[-1]
     last_slot = moments.slots.shape[1] - columns
@@ -339,6 +338,5 @@ def tally(
                 row //= sizes[dim]
                 moments.slots[0, here] += run[0]
                 moments.slots[1, here] += run[1]
-                moments.slots[2, here] = max(moments.slots[2, here], run[2])
             _add_row(a, d, n, moments.slots, last_slot + at % columns)
         start += n
