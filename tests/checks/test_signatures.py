@@ -28,7 +28,7 @@ def named(
         exact=exact,
         cand=round_nearest(cand, BF16),
         allowed=spacing * 0.6,
-        spacing=spacing,
+        fmt=BF16,
         judged=torch.ones(exact.shape, dtype=torch.bool) if judged is None else judged,
         **options,
     )

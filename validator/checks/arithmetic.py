@@ -194,7 +194,10 @@ class Arithmetic:
         if func._schema.is_mutable:
             written = _written(func, originals, spec)
             by_original = dict(zip(map(id, originals), leaves, strict=True))
+            self._part_exact_from_rounded(func, written, shadows)
             _call(func, leaves, spec, "data64")
+            if is_exact(func) and all(_is_parted(x) for x in written):
+                _call(func, leaves, spec, "exact64")
             return self._mutated(func, written, shadows, by_original)
         result = _call(func, leaves, spec, "data64")
         if operator_name(func) in CHOOSERS:
@@ -306,9 +309,23 @@ class Arithmetic:
                     is_cast=is_cast or narrows,
                     sigma64=sigma[i],
                     bound64=bound[i],
+                    aliases=shadows[0].aliases if func.is_view and shadows else None,
                 )
             )
         return tree_unflatten(wrapped, result_spec)
+
+    def _part_exact_from_rounded(self, func: Any, written: list[Any], shadows: list[ShadowTensor]) -> None:
+        """Give what is written to exact values of its own, where the operator will make them differ."""
+        if self.rounding.recipe is None or (is_exact(func) and not any(map(_is_parted, shadows))):
+            return
+        for shadow in written:
+            if isinstance(shadow, ShadowTensor) and not _is_parted(shadow):
+                storage = shadow.data64.untyped_storage().clone()
+                for alias in shadow.aliases:
+                    values = alias.data64
+                    alias.exact64 = values.new_empty(0).set_(
+                        storage, values.storage_offset(), values.size(), values.stride()
+                    )
 
     def _mutated(
         self, func: Any, written: list[Any], shadows: list[ShadowTensor], by_original: dict[int, Any]
@@ -324,11 +341,18 @@ class Arithmetic:
                 # A plain tensor of the code's own, such as a buffer: it keeps its dtype.
                 original.copy_(shadow.data64.to(original.dtype))
                 continue
-            shadow.depth, shadow.sigma64, shadow.bound64 = max(depth, 2), None, None
-            shadow.exact64 = shadow.data64
-            if self.rounding.recipe is not None and not exact:
-                shadow.exact64 = shadow.data64.clone()
-                shadow.data64.copy_(self.rounding.round(shadow.exact64, shadow.dtype))
+            for alias in shadow.aliases:
+                alias.depth, alias.sigma64, alias.bound64 = max(alias.depth, depth, 2), None, None
+            recipe = self.rounding.recipe
+            if recipe is None:
+                continue
+            if not exact:
+                shadow.exact64.copy_(shadow.data64)
+            narrows = recipe.inner == "storage" and any(_is_narrower(shadow.dtype, x.dtype) for x in shadows)
+            if narrows and not _is_parted(shadow):
+                self._part_exact_from_rounded(func, [shadow], shadows)
+            if not exact or narrows:
+                shadow.data64.copy_(self.rounding.round(shadow.data64, shadow.dtype))
         if not func._schema.returns:
             return None
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
@@ -416,6 +440,10 @@ class _Functions(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self._arithmetic.attention(args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+def _is_parted(value: Any) -> bool:
+    return isinstance(value, ShadowTensor) and value.exact64 is not value.data64
 
 
 def _is_floating(value: Any) -> bool:

@@ -59,7 +59,7 @@ def hypothesis(
         exact=edge.exact,
         cand=cand,
         allowed=allowed,
-        spacing=spacing,
+        fmt=format_of(edge.cand.data.dtype),
         judged=region,
         bias=bias.detach().to(torch.float64) if isinstance(bias, Tensor) else None,
         world_size=world_size,

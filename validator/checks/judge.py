@@ -321,9 +321,6 @@ def _gains(
             and abs(g_control.gain) > floor
         )
     guilty = torch.zeros_like(usable)
-    if whole:
-        guilty[usable] = True
-        return g, guilty
     for dim, meaning in enumerate(dims):
         if meaning not in ("head", "channel"):
             continue
@@ -340,12 +337,15 @@ def _gains(
         )
         fires = (own_z.abs() > limit) & (control_z.abs() > limit) & (differing >= MINIMUM_DIFFERING)
         fires &= (own_g.abs() > floor) & (control_g.abs() > floor)
-        if bool(fires.any()):
+        # Where most slices fire, the fault is the whole edge's.
+        if bool(fires.any()) and not (whole and int(fires.sum()) > count // 2):
             guilty[usable] = fires[slices]
             worst = int(own_z.abs().masked_fill(~fires, 0).argmax())
             slice_gain = Gain(gain=float(own_g[worst]), z=float(own_z[worst]), clusters=math.nan)
             return slice_gain, guilty
-    return g, None
+    if whole:
+        guilty[usable] = True
+    return g, guilty if whole else None
 
 
 def _magnitudes(c: Tensor, fmt: Format) -> Tensor:

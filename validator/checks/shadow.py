@@ -5,6 +5,7 @@ Shape legend: * = any shape.
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class ShadowTensor(Tensor):
         sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the
             only one.
         bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
+        aliases: the shadows that share this one's values: views of it, what it is a view of, and itself.
     """
 
     data64: Tensor
@@ -32,6 +34,7 @@ class ShadowTensor(Tensor):
     is_cast: bool
     sigma64: Tensor | None
     bound64: Tensor | None
+    aliases: "WeakSet[ShadowTensor]"
 
     @staticmethod
     def __new__(  # noqa: D102 - the class says what it takes
@@ -44,6 +47,7 @@ class ShadowTensor(Tensor):
         is_cast: bool = False,
         sigma64: Tensor | None = None,
         bound64: Tensor | None = None,
+        aliases: "WeakSet[ShadowTensor] | None" = None,
     ) -> "ShadowTensor":
         shadow: ShadowTensor = Tensor._make_wrapper_subclass(
             cls,
@@ -60,6 +64,8 @@ class ShadowTensor(Tensor):
         shadow.is_cast = is_cast
         shadow.sigma64 = sigma64
         shadow.bound64 = bound64
+        shadow.aliases = WeakSet() if aliases is None else aliases
+        shadow.aliases.add(shadow)
         return shadow
 
     def __repr__(self) -> str:  # type: ignore[override]

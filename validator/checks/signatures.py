@@ -12,11 +12,15 @@ from torch import Tensor
 from validator.checks.arithmetic import Constant
 from validator.checks.findings import Signature
 from validator.checks.module_code import Key, ReplaysOf
+from validator.numerics.formats import Format
+from validator.numerics.ulp import ulp
 
 __all__ = ["FittedConstant", "edge_signature", "fit_constant", "parameter_signature", "residual_ulp"]
 
 NEWTON_STEPS = 5
 ALTERATION = 2.0**-20
+MINIMUM_RATIOS = 8
+"""Fewer elements in one ratio are no evidence of a factor."""
 
 
 def residual_ulp(error: Tensor, spacing: Tensor) -> float:
@@ -78,7 +82,7 @@ def edge_signature(
     exact: Tensor,
     cand: Tensor,
     allowed: Tensor,
-    spacing: Tensor,
+    fmt: Format,
     judged: Tensor,
     bias: Tensor | None = None,
     world_size: int = 1,
@@ -90,7 +94,7 @@ def edge_signature(
         exact: `[*]` float64 oracle.
         cand: `[*]` float64 candidate.
         allowed: `[*]` float64, what the band allows.
-        spacing: `[*]` float64, the ulp at the oracle's value.
+        fmt: the candidate's format.
         judged: `[*]` boolean.
         bias: `[channels]` float64 bias of the module, or None.
         world_size: number of ranks.
@@ -105,12 +109,17 @@ def edge_signature(
     if not bool(usable.any()):
         return None
 
-    def residual(corrected: Tensor, slack: float = 1.0) -> float | None:
-        """Return what stays, or None where some of it is more than `slack` bands and half an ulp."""
-        error = (cand - corrected).abs()[usable]
-        if bool((error > slack * allowed[usable] + spacing[usable] / 2).any()):
+    def residual(corrected: Tensor, slack: float = 1.0, inexact: Tensor | float = 0.0) -> float | None:
+        """Return what stays, or None where some of it is more than `slack` bands and half an ulp.
+
+        `inexact` is how far the correction itself may be off.
+        """
+        # The candidate rounded the corrected value, which may be far larger than the oracle's.
+        spacing = torch.maximum(ulp(corrected, fmt), ulp(exact, fmt))[usable]
+        error = ((cand - corrected).abs() - inexact).clamp_min(0)[usable]
+        if bool((error > slack * allowed[usable] + spacing / 2).any()):
             return None
-        return residual_ulp(error, spacing[usable])
+        return residual_ulp(error, spacing)
 
     if bias is not None and bias.shape[-1:] == exact.shape[-1:] and bool(bias.any()):
         if world_size > 1:
@@ -168,23 +177,25 @@ def parameter_signature(
             parameters = {"dim": dim, "blocks": block, "block_size": len(order) // block}
             return Signature(kind="permutation", parameters=parameters, residual_ulp=0.0)
     differs = (reference != candidate) & (reference != 0)
-    if bool(differs.any()):
+    if int(differs.sum()) >= MINIMUM_RATIOS:
         ratio = candidate[differs] / reference[differs]
         middle = float(ratio.median())
         # A stored factor is rounded once more: 2^-7 covers bfloat16.
-        if bool(((ratio - middle).abs() < 2.0**-7 * abs(middle)).all()) and abs(middle - 1) > 2.0**-9:
+        if bool(((ratio - middle).abs() < 2.0**-7 * abs(middle)).all()) and abs(middle - 1) > 2.0**-7:
             return Signature(kind="factor", parameters={"factor": middle, "elements": int(differs.sum())})
     return None
 
 
 def _constant_vector(
-    exact: Tensor, cand: Tensor, usable: Tensor, residual: Callable[[Tensor, float], float | None]
+    exact: Tensor, cand: Tensor, usable: Tensor, residual: Callable[[Tensor, float, Tensor], float | None]
 ) -> Signature | None:
     flat_usable = usable.reshape(-1, exact.shape[-1])
     difference = torch.where(usable, cand - exact, torch.zeros_like(exact)).reshape(-1, exact.shape[-1])
     count = flat_usable.sum(0).clamp_min(1)
     vector = difference.sum(0) / count
-    left = residual(exact + vector, 2.0)
+    scatter = torch.where(flat_usable, difference - vector, torch.zeros_like(difference)).square().sum(0)
+    # The vector is a mean over rows: five standard errors.
+    left = residual(exact + vector, 2.0, 5 * scatter.sqrt() / count)
     if left is None or not bool(vector.any()):
         return None
     return Signature(kind="constant_vector", parameters={"norm": float(vector.norm())}, residual_ulp=left)

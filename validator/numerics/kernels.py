@@ -65,8 +65,8 @@ class Code(NamedTuple):
     """What to multiply then with."""
     last_finite: int
     """Magnitude of the largest finite value."""
-    last_number: int
-    """Magnitude of infinity, where there is one, else of the largest finite value."""
+    infinity: int
+    """Magnitude of infinity, or -1 where there is none."""
     has_negative_zero: bool
     """Whether a sign bit alone is -0; else it is NaN."""
 
@@ -104,7 +104,7 @@ def code_of(fmt: Format) -> Code:
         shift=53 - fmt.precision,
         scale=math.ldexp(1.0, 1023 - bias),
         last_finite=fmt.last_magnitude - fmt.has_inf,
-        last_number=fmt.last_magnitude,
+        infinity=fmt.last_magnitude if fmt.has_inf else -1,
         has_negative_zero=fmt.has_negative_zero,
     )
 
@@ -138,13 +138,13 @@ _LANES = {"reassoc", "contract", "nsz", "nnan"}
 def _special(bits: Any, code: Any) -> Any:
     """Say whether a bit pattern is NaN or an infinity."""
     magnitude = bits & code.magnitude
-    unsigned = magnitude == 0 and (bits >> code.sign) & 1 != 0
-    return magnitude > code.last_finite or (unsigned and not code.has_negative_zero)
+    unsigned = (magnitude == 0) & (bits >> code.sign & 1 != 0)
+    return (magnitude > code.last_finite) | (unsigned & (not code.has_negative_zero))
 
 
 @_compiled(inline="always")
 def _is_nan(bits: Any, code: Any) -> Any:
-    return _special(bits, code) and (bits & code.magnitude == 0 or bits & code.magnitude > code.last_number)
+    return _special(bits, code) & (bits & code.magnitude != code.infinity)
 
 
 @_compiled(inline="always")
@@ -225,19 +225,14 @@ def _count_steps(
 
 
 @_compiled(fastmath=_LANES)
-def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any) -> int:
-    """Join the sums of a run to those of the tensor; return how many of its pairs are within 0.1%."""
+def _add_moments(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any) -> None:
+    """Join the sums of a run to those of the tensor."""
     # Values near each other would cancel in sums of squares; where some are missing 0 stands for them.
     shift = a[0] if finite == n else 0.0
-    greatest = sums[11]
-    s_a = s_d = s_aa = s_ad = raw_aa = raw_ad = raw_dd = s_abs = s_rel = 0.0
-    max_abs = max_guarded = 0.0
-    within, records = finite - n, 0
+    s_a = s_d = s_aa = s_ad = raw_aa = raw_ad = raw_dd = 0.0
     for i in range(n):
         value, diff = a[i], d[i]
-        size, error = abs(value), abs(diff)
         near = value - shift
-        guarded = error / (size + GUARD)
         s_a += near
         s_d += diff
         s_aa += near * near
@@ -245,16 +240,6 @@ def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any
         raw_aa += value * value
         raw_ad += value * diff
         raw_dd += diff * diff
-        s_abs += error
-        s_rel += guarded
-        max_abs = max_abs if max_abs > error else error
-        max_guarded = max_guarded if max_guarded > guarded else guarded
-        within += 1 if error <= NEAR * size else 0
-        records += 1 if error > greatest * size else 0
-    if records:
-        for i in range(n):
-            if abs(d[i]) > sums[11] * abs(a[i]):
-                sums[11] = abs(d[i]) / abs(a[i])
     to_a, to_d = shift + s_a / finite - sums[0], s_d / finite - sums[1]
     share = finite / (seen + finite)
     sums[2] += s_aa - s_a * s_a / finite + to_a * to_a * seen * share
@@ -265,10 +250,34 @@ def _add_run(a: Any, d: Any, n: int, finite: int, seen: int, sums: Any, run: Any
     sums[5] += raw_aa
     sums[6] += raw_ad
     sums[7] += raw_dd
+    run[0], run[1] = raw_dd, raw_aa
+
+
+@_compiled(fastmath=_LANES)
+def _add_relative(a: Any, d: Any, n: int, at: int, sums: Any, worst: Any) -> int:
+    """Join a run's mean and greatest errors to those of the tensor; return how many are within 0.1%."""
+    s_abs = s_rel = 0.0
+    for i in range(n):
+        error = abs(d[i])
+        s_abs += error
+        s_rel += error / (abs(a[i]) + GUARD)
     sums[8] += s_abs
     sums[9] += s_rel
-    sums[12] = max(sums[12], max_guarded)
-    run[0], run[1], run[2] = raw_dd, raw_aa, max_abs
+    greatest, relative, guarded = sums[10], sums[11], sums[12]
+    within, records = 0, 0
+    for i in range(n):
+        size, error = abs(a[i]), abs(d[i])
+        within += 1 if error <= NEAR * size else 0
+        records |= (error > greatest) | (error > relative * size) | (error > guarded * (size + GUARD))
+    if records:  # seldom: a loop that only looks for records is several times faster than one that keeps them
+        for i in range(n):
+            size, error = abs(a[i]), abs(d[i])
+            if error > sums[10]:
+                sums[10] = error
+                worst[0] = at + i
+            if error > 0.0:
+                sums[11] = max(sums[11], error / size)
+                sums[12] = max(sums[12], error / (size + GUARD))
     return within
 
 
@@ -311,7 +320,7 @@ def tally(
     """
     a, d = np.empty(TILE), np.empty(TILE)
     steps = np.empty(TILE, np.int64)
-    run = np.empty(3)
+    run = np.empty(2)
     columns = sizes[-1]
     last_slot = moments.slots.shape[1] - columns
     start = 0
@@ -323,14 +332,10 @@ def tally(
             _count_special(ref, cand, ref_code, cand_code, start, n, at, counts.whole)
         _count_steps(ref_rounded, cand_rounded, rounded_code, start, n, finite < n, steps, counts)
         if finite:
-            counts.whole[7] += _add_run(a, d, n, finite, counts.whole[0], moments.whole, run)
+            _add_moments(a, d, n, finite, counts.whole[0], moments.whole, run)
+            within = _add_relative(a, d, n, at, moments.whole, counts.worst)
+            counts.whole[7] += within - (n - finite)
             counts.whole[0] += finite
-            if run[2] > moments.whole[10]:
-                moments.whole[10] = run[2]
-                i = 0
-                while abs(d[i]) != run[2]:
-                    i += 1
-                counts.worst[0] = at + i
             row, slot = at // columns, last_slot
             for dim in range(len(sizes) - 2, -1, -1):
                 slot -= sizes[dim]
