@@ -6,3 +6,5 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing here may depend on a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from tests.ranks import pool_fixture  # noqa: F401 - the fixture `rank_pool`

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-SMALL_PORT = '''
+SMALL_PORT = """
 import os
 import signal
 import time
@@ -33,7 +33,7 @@ def candidate():
 def inputs():
     return {"input_ids": torch.arange(64).remainder(32).view(2, 32)}
 
-'''
+"""
 
 
 def write_port(folder: Path, changes: str = "", name: str = "port.py") -> Path:

@@ -114,7 +114,9 @@ def test_the_command_tells_a_targets_mistake_without_a_traceback(
 
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
     message = failure(tmp_path / "prot.py")
-    assert message == f"no such target: {str(tmp_path / 'prot.py')!r}. Give a Python file or a checkpoint folder"
+    assert (
+        message == f"no such target: {str(tmp_path / 'prot.py')!r}. Give a Python file or a checkpoint folder"
+    )
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,9 @@ def test_a_candidate_that_hooks_change_is_inconclusive(tmp_path: Path) -> None:
     assert document["findings"] == []
 
 
-def test_an_operator_that_is_less_precise_than_declared_names_the_recipe_that_it_needs(tmp_path: Path) -> None:
+def test_an_operator_that_is_less_precise_than_declared_names_the_recipe_that_it_needs(
+    tmp_path: Path,
+) -> None:
     target = write_port(tmp_path, NORM_IN_STORAGE_FORMAT)
     assert checked(target, "--recipe", "eager", code=0)["verdict"] == "aligned"
     document = checked(target, "--recipe", "fused", code=1)

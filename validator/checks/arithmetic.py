@@ -34,12 +34,15 @@ from validator.checks.operators import (
     operator_sigma,
 )
 from validator.checks.promotion import result_dtypes
-from validator.checks.shadow import ShadowTensor
+from validator.checks.shadow import ShadowTensor, widened
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest, round_stochastic
 
 __all__ = ["Arithmetic", "Choice", "Constant", "Rounding"]
+
+RESHAPERS = ("resize", "set", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
+"""Operators that in their in-place form change the shape of a tensor, which a shadow can't."""
 
 CHOOSERS = ("topk", "argmax", "argmin")
 """Operators whose result is a choice by value, which a near tie decides either way in a healthy run."""
@@ -118,6 +121,9 @@ class Rounding:
     def round(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Round an intermediate result that the code holds in `dtype`."""
         assert self.recipe is not None
+        if value.is_complex():
+            parts = self.round(torch.view_as_real(value), dtype.to_real())
+            return torch.view_as_complex(parts)
         fmt = format_of(dtype)
         if self.recipe.inner != "storage":
             inner = format_of(self.recipe.inner)
@@ -153,7 +159,7 @@ class Arithmetic:
         self._choose = choose
         self._choosers = 0
         self.constants: list[Constant] = []
-        self._lift = lift or (lambda tensor: (tensor.to(torch.float64), tensor.dtype))
+        self._lift = lift or (lambda tensor: (widened(tensor), tensor.dtype))
         self._position = 0
         self._functions = _Functions(self)
         self._operators = _Operators(self)
@@ -185,6 +191,8 @@ class Arithmetic:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one aten operator."""
+        if operator_name(func) in RESHAPERS and func._schema.is_mutable:
+            raise NotImplementedError(f"{func} changes a tensor's shape in place")
         originals, spec = tree_flatten((args, kwargs))
         leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
         shadows = [x for x in leaves if isinstance(x, ShadowTensor)]
@@ -263,7 +271,7 @@ class Arithmetic:
         rounding = self.rounding
         if rounding.recipe is None:
             return ShadowTensor(value, dtype, depth=depth, sigma64=sigma)
-        if rounding.generator is not None and sigma is not None:
+        if rounding.generator is not None and sigma is not None and not value.is_complex():
             value = value + sigma * torch.randn(
                 value.shape, dtype=torch.float64, generator=rounding.generator
             )
@@ -297,6 +305,7 @@ class Arithmetic:
                 wrapped.append(x)
                 continue
             narrows = bool(shadows) and _is_narrower(dtypes[i], shadows[0].dtype)
+            narrows = narrows or _has_inexact_constant(leaves, dtypes[i])
             value = x
             if narrows and self.rounding.recipe is not None and self.rounding.recipe.inner == "storage":
                 value, exact[i] = self.rounding.round(x, dtypes[i]), x
@@ -447,11 +456,20 @@ def _is_parted(value: Any) -> bool:
 
 
 def _is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _is_narrower(dtype: torch.dtype, than: torch.dtype) -> bool:
-    return format_of(dtype).precision < format_of(than).precision
+    return format_of(dtype.to_real()).precision < format_of(than.to_real()).precision
+
+
+def _has_inexact_constant(leaves: list[Any], dtype: torch.dtype) -> bool:
+    """Tell whether an operator that moves values also moves a number that the dtype can't hold."""
+    numbers = [x for x in leaves if isinstance(x, float) and math.isfinite(x)]
+    if not numbers:
+        return False
+    exact = torch.tensor(numbers, dtype=torch.float64)
+    return not torch.equal(round_nearest(exact, format_of(dtype.to_real())), exact)
 
 
 def _widen(value: Any, attribute: str) -> Any:
@@ -460,6 +478,8 @@ def _widen(value: Any, attribute: str) -> Any:
         return getattr(value, attribute)
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
+    if isinstance(value, torch.dtype) and value.is_complex:
+        return torch.complex128
     return value
 
 

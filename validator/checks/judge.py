@@ -349,7 +349,7 @@ def _gains(
 
 
 def _magnitudes(c: Tensor, fmt: Format) -> Tensor:
-    """Return a label for each stored magnitude: of 16-bit formats the code itself, which is cheap to count."""
+    """Return a label for each stored magnitude: of 16-bit formats the code itself, cheap to count."""
     if fmt.bits == 16 and fmt.dtype is not None:
         return c.to(fmt.dtype).view(torch.int16).to(torch.int64) & 0x7FFF
     return c.abs()

@@ -122,7 +122,8 @@ def operator_name(func: Any) -> str:
 
 def is_exact(func: Any) -> bool:
     """Tell whether an operator only moves, selects or fills values, so that it rounds nothing."""
-    return bool(func.is_view) or operator_name(func) in _EXACT or not _has_floating_input(func)
+    name = operator_name(func)
+    return bool(func.is_view) or name in _EXACT or not _has_floating_input(func)
 
 
 def operator_sigma(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Tensor | None:

@@ -46,7 +46,9 @@ def result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
     try:
         result = func(*args, **kwargs)
     except (NotImplementedError, RuntimeError):
-        floats = [x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+        floats = [
+            x.dtype for x in leaves if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+        ]
         widest = floats[0] if floats else torch.get_default_dtype()
         for dtype in floats[1:]:
             widest = torch.promote_types(widest, dtype)

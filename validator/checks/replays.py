@@ -20,7 +20,7 @@ from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
 
-__all__ = ["RUNS", "Diverted", "Frame", "Replays", "Snapshot", "copied"]
+__all__ = ["RUNS", "Diverted", "Frame", "Replays", "Returned", "Snapshot", "copied"]
 
 RUNS = 12
 """Stochastic runs behind a measured sigma, and the weight of its row's mean: NUMERICS sections 4 and 10."""
@@ -33,6 +33,27 @@ class Diverted(Exception):  # noqa: N818 - it is caught by us, and no error
     """A replay took another path through the code than the float64 run."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """What a child's call did for its parent.
+
+    Attributes:
+        fqn: of the child.
+        output: what it returned.
+        changed: arguments that it changed in place, by path, as they were then.
+    """
+
+    fqn: str
+    output: Any
+    changed: Mapping[str, ShadowTensor]
+
+    def change(self, given: Mapping[str, Any]) -> None:
+        """Change the parent's tensors as the child did."""
+        for path, new in self.changed.items():
+            if isinstance(given[path], ShadowTensor):
+                given[path].become(new)
+
+
 @dataclass(slots=True)
 class Frame:
     """A module's code while it runs.
@@ -40,7 +61,7 @@ class Frame:
     Attributes:
         arithmetic: what it runs under.
         edges, choices: what it has made so far.
-        returned: what its children returned, in the order of their calls: fqn and value.
+        returned: what its children returned, in the order of their calls.
         inlined: fqns of children that are part of this code.
         replayed: what a replay has made so far; None in the first run.
         position: how many children a replay has called.
@@ -50,7 +71,7 @@ class Frame:
     arithmetic: Arithmetic
     edges: list[CodeEdge] = field(default_factory=list)
     choices: list[CodeChoice] = field(default_factory=list)
-    returned: list[tuple[str, Any]] = field(default_factory=list)
+    returned: list[Returned] = field(default_factory=list)
     inlined: list[str] = field(default_factory=list)
     replayed: dict[Key, ShadowTensor] | None = None
     position: int = 0
@@ -67,14 +88,17 @@ class Frame:
         assert self.replayed is not None
         if fqn in self.inlined:
             return None
-        if self.position >= len(self.returned) or self.returned[self.position][0] != fqn:
+        if self.position >= len(self.returned) or self.returned[self.position].fqn != fqn:
             raise Diverted(fqn)
-        for path, value in flatten(bind_arguments(module, args, kwargs)).items():
+        given = flatten(bind_arguments(module, args, kwargs))
+        returned = self.returned[self.position]
+        for path, value in given.items():
             if isinstance(value, ShadowTensor):
-                self.replayed[(self.position, path)] = value
-        output = self.returned[self.position][1]
+                # A copy: the code may go on to change the tensor in place.
+                self.replayed[(self.position, path)] = value.copied()
+        returned.change(given)
         self.position += 1
-        return (copied(output),)
+        return (copied(returned.output),)
 
 
 class Snapshot:

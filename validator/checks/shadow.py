@@ -10,11 +10,16 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-__all__ = ["ShadowTensor"]
+__all__ = ["ShadowTensor", "widened"]
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a floating or complex tensor in float64 or complex128."""
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 class ShadowTensor(Tensor):
-    """A tensor that reports one dtype and holds float64 values.
+    """A tensor that reports one dtype and holds float64 values (complex128 for a complex one).
 
     Attributes:
         data64: `[*]` float64, the value that later operators see.
@@ -73,6 +78,14 @@ class ShadowTensor(Tensor):
 
     def __deepcopy__(self, memo: Any) -> "ShadowTensor":
         return self.copied()
+
+    def become(self, other: "ShadowTensor") -> None:
+        """Take the values of another tensor of the same shape; not to be called under `Arithmetic`."""
+        self.data64.copy_(other.data64)
+        if self.exact64 is not self.data64:
+            self.exact64.copy_(other.exact64)
+        self.depth, self.is_cast = other.depth, other.is_cast
+        self.sigma64, self.bound64 = other.sigma64, other.bound64
 
     def copied(self) -> "ShadowTensor":
         """Return a copy that in-place operators here don't reach; not to be called under `Arithmetic`."""

@@ -29,8 +29,8 @@ from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
 from validator.capturing.values import bind_arguments, flatten, rebuild
 from validator.checks.arithmetic import Arithmetic, Choice, Rounding
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
-from validator.checks.replays import RUNS, Frame, Replays, Snapshot, copied
-from validator.checks.shadow import ShadowTensor
+from validator.checks.replays import RUNS, Frame, Replays, Returned, Snapshot, copied
+from validator.checks.shadow import ShadowTensor, widened
 from validator.errors import ValidatorError
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
@@ -83,7 +83,7 @@ class _Walker:
         self._runs = runs
         self._frames: list[Frame] = []
         self._counts: dict[str, int] = {}
-        self._done: dict[tuple[str, int], Any] = {}
+        self._done: dict[tuple[str, int], Returned] = {}
         self._order = 0
         self._lift = _Lift(reference, trace)
 
@@ -171,9 +171,12 @@ class _Walker:
             return original(*args, **kwargs)
         if (fqn, n) not in self._done:
             self._done[fqn, n] = self._child(parent, call, module, original, args, kwargs)
-        output = self._done[fqn, n]
-        parent.returned.append((fqn, output))
-        return self._as_plain(output) if parent.is_plain else copied(output)
+        returned = self._done[fqn, n]
+        parent.returned.append(returned)
+        if parent.is_plain:
+            return self._as_plain(returned.output)
+        returned.change(flatten(bind_arguments(module, args, kwargs)))
+        return copied(returned.output)
 
     def _child(
         self,
@@ -183,7 +186,7 @@ class _Walker:
         original: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:
+    ) -> Returned:
         """Keep what the parent hands over, run the module's code on the candidate's inputs, and judge it."""
         given = self._compared(flatten(bind_arguments(module, args, kwargs)), call.inputs)
         if not parent.is_plain:
@@ -227,11 +230,15 @@ class _Walker:
                 constants=tuple(frame.arithmetic.constants),
             )
         )
-        return rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x)
+        return Returned(
+            fqn=call.module,
+            output=rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x),
+            changed=_changed(flatten(bind_arguments(module, args, kwargs)), given),
+        )
 
     def _unjudged(
         self, call: TraceCall, original: Callable[..., Any], snapshot: Snapshot, error: Exception
-    ) -> Any:
+    ) -> Returned:
         """Run code that can't run in float64 as it is: for its outputs' structure, and for its children."""
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         self._skip(call, f"its code can't run in float64: {reason}")
@@ -239,7 +246,8 @@ class _Walker:
         frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift), is_plain=True)
         output = self._execute(frame, original, self._as_plain(args), self._as_plain(kwargs))
         made = self._compared(flatten(output), call.outputs)
-        return rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x)
+        output = rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x)
+        return Returned(fqn=call.module, output=output, changed={})
 
     def _judge(self, code: Code) -> None:
         try:
@@ -276,7 +284,8 @@ class _Walker:
             into=into,
             path=key[1],
             order=self._order,
-            exact=_plain(value) if shadow is None else shadow.exact64,
+            # A copy: the code may go on to change the tensor in place.
+            exact=(_plain(value) if shadow is None else shadow.exact64).clone(),
             depth=0 if shadow is None else _depth(shadow),
             sigma=None if shadow is None else shadow.sigma64,
             bound=None if shadow is None else shadow.bound64,
@@ -316,16 +325,15 @@ class _Lift:
         key = id(tensor)
         name = self._names.get(key) or self._buffers.get(key)
         if name is None:
-            return tensor.detach().to(torch.float64), tensor.dtype
+            return widened(tensor), tensor.dtype
         if key not in self._lifted:
             edge = self._trace.parameters.get(name)
             stored = tensor.dtype if edge is None else getattr(torch, edge.dtype)
-            dtype = stored if stored.is_floating_point else tensor.dtype
-            value = tensor.detach().to(torch.float64)
-            self._lifted[key] = (
-                round_nearest(value, format_of(dtype)) if key in self._names else value,
-                dtype,
-            )
+            dtype = stored if stored.is_floating_point == tensor.is_floating_point() else tensor.dtype
+            value = widened(tensor)
+            if key in self._names and value.is_floating_point():
+                value = round_nearest(value, format_of(dtype))
+            self._lifted[key] = (value, dtype)
         return self._lifted[key]
 
     def clear(self) -> None:
@@ -386,6 +394,20 @@ def _depth(value: ShadowTensor) -> int:
 
 def _plain(value: Tensor) -> Tensor:
     return value.to(torch.float64) if value.is_floating_point() else value
+
+
+def _changed(
+    arguments: Mapping[str, Any], given: Mapping[str, tuple[Tensor, LogicalTensor]]
+) -> dict[str, ShadowTensor]:
+    """Return the candidate's inputs that the code changed in place."""
+    changed = {}
+    for path, (_, cand) in given.items():
+        value = arguments[path]
+        if isinstance(value, ShadowTensor):
+            before = cand.data.to(torch.float64)
+            if bool(((value.data64 != before) & ~(value.data64.isnan() & before.isnan())).any()):
+                changed[path] = value.copied()
+    return changed
 
 
 def _is_comparable(path: str, value: Tensor, edge: Edge) -> bool:

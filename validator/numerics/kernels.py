@@ -3,16 +3,16 @@
 All formats go through one loop. A magnitude shifted to float64's place and multiplied by a power of two
 is the value, subnormals included; so no format needs a conversion of its own, and nothing is rounded.
 
-A run is the part of a row (of the last dim) inside a tile of `TILE` elements, counted from the tensor's first.
-Sums are made run by run and then joined in order, so that they don't depend on how a tensor was cut into
-blocks, as long as every block but the last holds whole tiles.
+A run is the part of a row (of the last dim) inside a tile of `TILE` elements, counted from the tensor's
+first. Sums are made run by run and then joined in order, so that they don't depend on how a tensor was cut
+into blocks, as long as every block but the last holds whole tiles.
 
 Shape legend: N = elements of a block, T = all slots: the sizes of the dims, one after the other.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -41,6 +41,8 @@ BIN_BITS = 8
 """Steps are counted exactly up to `2^(BIN_BITS + 1)`, from there in 2^BIN_BITS bins an octave."""
 
 BINS = 63 << BIN_BITS
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 GUARD = 1e-7
 """What MERE and MARE add to the denominator."""
@@ -126,8 +128,11 @@ def new_moments(sizes: Sequence[int]) -> Moments:
     return Moments(whole=np.zeros(13), slots=np.zeros((2, sum(sizes))))
 
 
-def _compiled(**options: Any) -> Any:
-    return numba.njit(nogil=True, cache=True, error_model="numpy", **options)
+def _compiled(**options: Any) -> Callable[[_Function], _Function]:
+    decorator: Callable[[_Function], _Function] = numba.njit(
+        nogil=True, cache=True, error_model="numpy", **options
+    )
+    return decorator
 
 
 # NaN and infinity are replaced by 0 before anything is added, so that sums may be reordered into lanes.
@@ -162,10 +167,8 @@ def _steps(a: Any, b: Any, code: Any) -> Any:
 
 
 @_compiled(fastmath=_LANES)
-def _decode(
-    ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, a: Any, d: Any
-) -> int:
-    """Fill `a` with the reference and `d` with the difference, 0 where either is special; count the others."""
+def _decode(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, a: Any, d: Any) -> int:
+    """XX"""
     finite = 0
     for i in range(n):
         x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
@@ -179,7 +182,9 @@ def _decode(
 
 
 @_compiled()
-def _count_special(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, at: int, whole: Any) -> None:
+def _count_special(
+    ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, at: int, whole: Any
+) -> None:
     for i in range(start, start + n):
         x, y = np.int64(ref[i]), np.int64(cand[i])
         special_x, special_y = _special(x, ref_code), _special(y, cand_code)
@@ -200,23 +205,19 @@ def _count_special(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: in
 
 @_compiled()
 def _count_steps(
-    ref: Any, cand: Any, code: Any, start: int, n: int, special: bool, steps: Any, counts: Any
+    ref: Any, cand: Any, code: Any, start: int, n: int, regular: Any, steps: Any, counts: Any
 ) -> None:
-    differing, ones = 0, 0
-    greatest = 0
+    differing, ones, greatest = 0, 0, 0
     for i in range(n):
         x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
         differing += 1 if x != y else 0
-        apart = _steps(x, y, code)
-        if special and (_special(x, code) or _special(y, code)):
-            apart = 0
+        apart = _steps(x, y, code) & regular[i]
         steps[i] = apart
         ones += 1 if apart == 1 else 0
-        greatest = apart if apart > greatest else greatest
+        greatest = max(greatest, apart)
     counts.whole[1] += differing
     counts.bins[0] += ones
-    if greatest > counts.steps_max[0]:
-        counts.steps_max[0] = greatest
+    counts.steps_max[0] = max(counts.steps_max[0], greatest)
     if greatest > 1:
         for i in range(n):
             if steps[i] > 1:
@@ -319,7 +320,7 @@ def tally(
         moments: added to.
     """
     a, d = np.empty(TILE), np.empty(TILE)
-    steps = np.empty(TILE, np.int64)
+    regular, steps = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
     run = np.empty(2)
     columns = sizes[-1]
     last_slot = moments.slots.shape[1] - columns
@@ -327,10 +328,10 @@ def tally(
     while start < len(ref):
         at = offset + start
         n = min(TILE - at % TILE, columns - at % columns, len(ref) - start)
-        finite = _decode(ref, cand, ref_code, cand_code, start, n, a, d)
+        finite = _decode(ref, cand, ref_code, cand_code, start, n, a, d, regular)
         if finite < n:
             _count_special(ref, cand, ref_code, cand_code, start, n, at, counts.whole)
-        _count_steps(ref_rounded, cand_rounded, rounded_code, start, n, finite < n, steps, counts)
+        _count_steps(ref_rounded, cand_rounded, rounded_code, start, n, regular, steps, counts)
         if finite:
             _add_moments(a, d, n, finite, counts.whole[0], moments.whole, run)
             within = _add_relative(a, d, n, at, moments.whole, counts.worst)
