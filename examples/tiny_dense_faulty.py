@@ -2,8 +2,8 @@
 
     validator check examples/tiny_dense_faulty.py --nproc 2
 
-Before the down projection of layer 2, rank 1 multiplies its half of the activations by 1.002, as a kernel with
-a stale scale would. That is a quarter to a half of a bfloat16 step: less than healthy rounding moves a logit.
+Before the down projection of layer 2, rank 1 multiplies its half of the activations by 1.002, as a kernel
+with a stale scale would. That is a quarter to a half of a bfloat16 step: less than rounding moves a logit.
 """
 
 import os

@@ -17,6 +17,7 @@ from validator.numerics.ulp import ulp
 
 __all__ = ["FittedConstant", "edge_signature", "fit_constant", "parameter_signature", "residual_ulp"]
 
+EXPLAINED_SHARE = 0.5
 NEWTON_STEPS = 5
 ALTERATION = 2.0**-20
 MINIMUM_RATIOS = 8
@@ -195,6 +196,10 @@ def _constant_vector(
     vector = difference.sum(0) / count
     scatter = torch.where(flat_usable, difference - vector, torch.zeros_like(difference)).square().sum(0)
     # The vector is a mean over rows: five standard errors.
+    total = difference.square().sum()
+    if scatter.sum() > EXPLAINED_SHARE * total:
+        # A mean can always be subtracted; as a hypothesis it must carry most of the difference.
+        return None
     left = residual(exact + vector, 2.0, 5 * scatter.sqrt() / count)
     if left is None or not bool(vector.any()):
         return None
