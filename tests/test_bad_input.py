@@ -72,7 +72,7 @@ def run(*args: str | Path) -> Any:
 
 
 def failure(*args: str | Path) -> str:
-    """Run `validator check ARGS`, and return its one message after holding the rest of it to what it must be."""
+    """Run a `validator check` that fails, hold its exit code and streams to the rules; return its message."""
     json_path = Path(str(args[0])).parent / "result.json"
     done = run("check", *args, "--json", json_path)
     assert (done.exit_code, done.stdout) == (2, ""), done.stdout

@@ -22,7 +22,7 @@ def candidate():
     model.up.forward = lambda x: 1.01 * up(x)
     return model
 """
-# Column- then row-parallel, with DTensors; on rank 1 the partial sum of the row-parallel module is 1% too large.
+# Column- then row-parallel, with DTensors; rank 1 multiplies the row-parallel module's partial sum by FACTOR.
 SHARDED = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -82,7 +82,7 @@ def run(*args: str | Path) -> Any:
 
 
 def checked(*args: str | Path, code: int) -> dict[str, Any]:
-    """Run `validator check ARGS`, hold it to its exit code and its JSON to the schema, and return the JSON."""
+    """Run `validator check ARGS`, hold it to its exit code and to the schema, and return its JSON."""
     done = run("check", *args, "--json", "-")
     assert done.stdout, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)

@@ -99,6 +99,7 @@ def test_the_public_names_are_these() -> None:
         "__version__",
         "capture",
         "check",
+        "compare",
         "open_capture",
     ]
 

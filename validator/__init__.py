@@ -9,19 +9,20 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from validator.api import capture, check, open_capture
+    from validator.api import capture, check, compare, open_capture
     from validator.errors import ValidatorError
     from validator.numerics.recipes import Recipe
 
     __version__: str
 
-__all__ = ["Recipe", "ValidatorError", "__version__", "capture", "check", "open_capture"]
+__all__ = ["Recipe", "ValidatorError", "__version__", "capture", "check", "compare", "open_capture"]
 
 _HOMES = {
     "Recipe": "validator.numerics.recipes",
     "ValidatorError": "validator.errors",
     "capture": "validator.api",
     "check": "validator.api",
+    "compare": "validator.api",
     "open_capture": "validator.api",
 }
 

@@ -17,13 +17,15 @@ from validator.capturing.records import RankCapture, TensorRef
 from validator.capturing.session import capture, capture_run
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
+from validator.comparison import compare_captures
 from validator.errors import CaptureError, MismatchError, UsageError
 from validator.numerics.recipes import RECIPES, Recipe
+from validator.report.pairs import ComparisonResult
 from validator.report.result import Result
 from validator.runs import SideRun, capture_side, copied, feed
 from validator.target import load_target
 
-__all__ = ["capture", "capture_target", "check", "check_target", "open_capture"]
+__all__ = ["capture", "capture_target", "check", "check_target", "compare", "open_capture"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -225,6 +227,23 @@ def check(
             about={"candidate": {"source": str(cand.path)}} if not isinstance(candidate, nn.Module) else {},
             progress=lambda stage, done, total: None,
         )
+
+
+def compare(*, ref: str | os.PathLike[str], cand: str | os.PathLike[str]) -> ComparisonResult:
+    """Compare two captures tensor by tensor, without a model.
+
+    Args:
+        ref: path of the reference's capture.
+        cand: path of the candidate's, sharded or not.
+
+    Returns:
+        Figures of every tensor that both have. `aligned` where every element is the reference's, rounded
+        once at most, else `inconclusive`: what rounding explains only a model can tell, see `check`.
+
+    Raises:
+        ValidatorError: the two can't be compared.
+    """
+    return ComparisonResult(compare_captures(ref=open_capture(ref), cand=open_capture(cand)))
 
 
 def _judged(

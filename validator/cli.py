@@ -189,6 +189,37 @@ def capture(
 
 
 @app.command()
+def compare(
+    reference: Annotated[Path, typer.Argument(metavar="A", help="The reference's capture.")],
+    candidate: Annotated[Path, typer.Argument(metavar="B", help="The candidate's capture.")],
+    json_path: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout, without text."),
+    ] = None,
+    csv_path: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the figures, one row a tensor.")
+    ] = None,
+) -> None:
+    """Measure every tensor of two captures against each other, without a model.
+
+    Exit codes: 0 aligned, 2 could not compare, 3 inconclusive (they differ, and without a model nothing
+    says whether rounding explains it).
+    """
+    with _one_message(json_path):
+        from validator.api import compare as compare_captures
+
+        result = compare_captures(ref=reference, cand=candidate)
+        if json_path is not None:
+            _write_json(json_path, result.to_json())
+        if csv_path is not None:
+            with _writing("--csv", csv_path):
+                result.to_frame().to_csv(csv_path, index=False)
+        if json_path != "-":
+            show(result)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def demo() -> None:
     """Check a healthy and a faulty port."""
     with _one_message():
@@ -238,7 +269,7 @@ def _one_message(json_path: str | None = None) -> Iterator[None]:
 
 def _clear(json_path: Path, target: str) -> None:
     """Find out before the work that the file can't be written, and leave no older result in it."""
-    with _writing(json_path):
+    with _writing("--json", json_path):
         if json_path.resolve() == Path(target).resolve():
             raise UsageError(f"--json {str(json_path)!r} would overwrite the target; name another file")
         json_path.write_text("", encoding="utf-8")
@@ -249,15 +280,15 @@ def _write_json(json_path: str, document: dict[str, Any]) -> None:
     if json_path == "-":
         write_stdout(text)
     else:
-        with _writing(Path(json_path)):
+        with _writing("--json", Path(json_path)):
             Path(json_path).write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def _writing(json_path: Path) -> Iterator[None]:
+def _writing(option: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise UsageError(
-            f"--json can't write {str(json_path)!r}: {error.strerror}; name a file that you may write"
+            f"{option} can't write {str(path)!r}: {error.strerror}; name a file that you may write"
         ) from None

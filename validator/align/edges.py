@@ -1,15 +1,18 @@
 """Edges: the ranks' tensors at one place, joined into one logical tensor that is read when asked."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 from validator.align.traces import Edge, LogicalTensor, View
 from validator.capturing.records import Placement, TensorMeta, TensorRef
 from validator.errors import LayoutError
 from validator.sharding.placements import disagreeing, place
 from validator.sharding.plan import Plan
+from validator.sharding.stream import can_stream, stream
 from validator.sharding.unshard import unshard
 
 __all__ = ["JoinedEdge", "find_views", "join", "join_side"]
@@ -44,12 +47,17 @@ def join(
     if len(set(dtypes.values())) > 1:
         raise LayoutError(", ".join(f"rank {rank} is {dtype}" for rank, dtype in dtypes.items()))
     plan = place(metas, shape=shape, declared=declared)
+    dims = dims_of(plan.shape, path)
     edge = Edge(
         path=path,
         dtype=dtypes[min(dtypes)],
         shape=plan.shape,
-        read=partial(_read, plan=plan, refs=refs, dims=dims_of(plan.shape, path)),
+        read=partial(_read, plan=plan, refs=refs, dims=dims),
         disagreeing=disagreeing(plan, metas),
+        stream=partial(_stream, plan=plan, refs=refs) if can_stream(plan) else None,
+        parts=plan.parts(metas),
+        dims=dims,
+        checksum=metas[min(metas)].checksum if len(plan.copies) == 1 else None,
     )
     return JoinedEdge(edge=edge, plan=plan, metas=metas)
 
@@ -123,6 +131,10 @@ def find_views(ranks: Iterable[int], edges: Iterable[JoinedEdge]) -> tuple[View,
 def _read(view: View, *, plan: Plan, refs: Mapping[int, TensorRef], dims: tuple[str, ...]) -> LogicalTensor:
     data = unshard(plan, lambda rank: refs[rank].read(), prefer=view.ranks)
     return LogicalTensor(data=data, parts=plan.parts(view.ranks), dims=dims)
+
+
+def _stream(view: View, *, plan: Plan, refs: Mapping[int, TensorRef]) -> Iterator[torch.Tensor]:
+    return stream(plan, lambda rank: refs[rank].blocks(), prefer=view.ranks)
 
 
 def _tensors(values: Mapping[str, Any]) -> dict[str, TensorRef]:

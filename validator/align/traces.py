@@ -5,7 +5,7 @@ rank and place each part came from and the meaning of each dim. Nothing behind t
 of files, engines or fused names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,10 @@ class Edge:
         shape: of the logical tensor.
         read: the logical tensor as a view saw it.
         disagreeing: ranks whose replica differs from that of the lowest rank; empty if all agree.
+        stream: yields what `read` returns in flat blocks, row-major; None where that takes the whole tensor.
+        parts: which rank held which part, copies included.
+        dims: meaning of each dim, as in `LogicalTensor`.
+        checksum: of the bytes, where one rank's tensor is the whole; else None.
     """
 
     path: str
@@ -60,6 +64,14 @@ class Edge:
     shape: tuple[int, ...]
     read: Callable[[View], LogicalTensor] = field(repr=False, compare=False)
     disagreeing: tuple[int, ...] = ()
+    stream: Callable[[View], Iterator[torch.Tensor]] | None = field(default=None, repr=False, compare=False)
+    parts: tuple[Part, ...] = ()
+    dims: tuple[str, ...] = ()
+    checksum: str | None = None
+
+    def blocks(self, view: View) -> Iterator[torch.Tensor]:
+        """Yield the elements as a view saw them, in row-major order, in flat tensors, at least one."""
+        return iter([self.read(view).data.reshape(-1)]) if self.stream is None else self.stream(view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

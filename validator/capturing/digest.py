@@ -12,7 +12,7 @@ import torch
 from .formats_hdf5 import CODE_TYPES, dtype_name, element_bytes
 from .records import Statistics
 
-__all__ = ["checksum", "row_hashes", "statistics"]
+__all__ = ["Checksum", "checksum", "row_hashes", "statistics"]
 
 # Small enough that a block's float64 copy stays in the processor's cache.
 _BLOCK = 1 << 16
@@ -21,6 +21,21 @@ _BLOCK = 1 << 16
 def checksum(data: np.ndarray) -> str:
     """Return BLAKE2b-128 of `[size_bytes]` uint8, in hex."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()  # type: ignore[arg-type]
+
+
+class Checksum:
+    """The checksum of bytes that come in parts."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def update(self, data: np.ndarray) -> None:
+        """Add the next bytes, `[size_bytes]` uint8."""
+        self._hash.update(data)  # type: ignore[arg-type]
+
+    def hex(self) -> str:
+        """Return what `checksum` gives for all bytes together."""
+        return self._hash.hexdigest()
 
 
 def row_hashes(tensor: torch.Tensor) -> tuple[tuple[str, ...], str]:

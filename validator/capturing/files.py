@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import h5py
@@ -20,7 +21,7 @@ from h5py import h5s
 from validator.errors import CaptureError
 
 from .chunks import check_chunks, check_filters
-from .digest import checksum
+from .digest import Checksum, checksum
 from .formats_hdf5 import hdf5_type, torch_tensor
 from .manifest import check_format
 from .schema import FORMAT
@@ -98,12 +99,16 @@ class CaptureSource:
             rows: np.ndarray = dataset[:]
             return rows
 
+    def block_elements(self, path: str, dtype: str) -> int:
+        """Return how many elements are best read at once: a chunk, since a part of one costs as much."""
+        with damage_explained(self.path):
+            dataset, _ = self._opened_values(path, dtype)
+            return max(1, (dataset.chunks or (0,))[0])
+
     def elements(self, path: str, dtype: str, offset: int, count: int) -> np.ndarray:
         """Return the bytes of `count` elements of the torch dtype `dtype`, from `offset`, as uint8."""
         with damage_explained(self.path):
-            if path not in self._values:
-                self._values[path] = self._open_values(path, dtype)
-            dataset, compressed = self._values[path]
+            dataset, compressed = self._opened_values(path, dtype)
             if offset < 0 or count < 0 or offset + count > dataset.shape[0]:
                 raise ValueError(f"{path!r} has {dataset.shape[0]} elements, not {offset}+{count}")
             htype = hdf5_type(dtype)
@@ -115,6 +120,11 @@ class CaptureSource:
                 space.select_hyperslab((offset,), (count,))
                 dataset.id.read(h5s.create_simple((count,)), space, data, mtype=htype)
             return data
+
+    def _opened_values(self, path: str, dtype: str) -> tuple[h5py.Dataset, bool]:
+        if path not in self._values:
+            self._values[path] = self._open_values(path, dtype)
+        return self._values[path]
 
     def _open_values(self, path: str, dtype: str) -> tuple[h5py.Dataset, bool]:
         dataset = self._dataset(path)
@@ -177,14 +187,33 @@ class StoredValue:
         Raises:
             CaptureError: the file is damaged, or is no longer the one that was opened.
         """
-        count = int(np.prod(self.shape, dtype=object))
-        data = opened(self.file, self.inode).elements(self.path, self.dtype, self.offset, count)
-        if checksum(data) != self.digest:
+        data = opened(self.file, self.inode).elements(self.path, self.dtype, self.offset, prod(self.shape))
+        self._require_digest(checksum(data))
+        return torch_tensor(data, self.dtype, self.shape)
+
+    def blocks(self) -> Iterator[torch.Tensor]:
+        """Yield the elements in row-major order, in flat tensors, at least one.
+
+        Raises:
+            CaptureError: the file is no longer the one that was opened, or is damaged; that its checksum
+                does not match is found at the end.
+        """
+        source = opened(self.file, self.inode)
+        step, count = source.block_elements(self.path, self.dtype), prod(self.shape)
+        digest = Checksum()
+        for start in range(0, max(count, 1), step):
+            size = min(step, count - start)
+            data = source.elements(self.path, self.dtype, self.offset + start, size)
+            digest.update(data)
+            yield torch_tensor(data, self.dtype, (size,))
+        self._require_digest(digest.hex())
+
+    def _require_digest(self, digest: str) -> None:
+        if digest != self.digest:
             raise CaptureError(
                 f"{self.file}: {self.what} does not match its checksum: the file was damaged after it was "
                 "written. Copy it again from where it was made, or make the capture again."
             )
-        return torch_tensor(data, self.dtype, self.shape)
 
 
 def opened(path: Path, inode: int) -> CaptureSource:

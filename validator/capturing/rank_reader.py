@@ -221,7 +221,7 @@ class _RankReader:
             digest=digest,
             what=f"{path}, row {int(row['row'])}",
         )
-        return TensorRef(meta=meta, read=value)
+        return TensorRef(meta=meta, read=value, stream=value.blocks)
 
 
 class _Absent:

@@ -4,7 +4,7 @@ Nothing here knows how it is stored. A `TensorRef` describes a stored tensor and
 when asked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,10 +85,24 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRef:
-    """A stored tensor: its description, and `read()` for its values (a fresh CPU tensor)."""
+    """A stored tensor: its description, and `read()` for its values (a fresh CPU tensor).
+
+    Attributes:
+        meta: what is known without reading.
+        read: returns the whole tensor.
+        stream: yields its elements as `blocks` does, or None where they can't be had in parts.
+    """
 
     meta: TensorMeta
     read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
+    stream: Callable[[], Iterator[torch.Tensor]] | None = field(default=None, repr=False, compare=False)
+
+    def blocks(self) -> Iterator[torch.Tensor]:
+        """Yield the elements in row-major order, in flat tensors, at least one.
+
+        Damage is found at the end: what was made of the blocks counts once all of them came.
+        """
+        return iter([self.read().reshape(-1)]) if self.stream is None else self.stream()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,18 +167,24 @@ def _steps(a: Any, b: Any, code: Any) -> Any:
 
 
 @_compiled(fastmath=_LANES)
-def _decode(ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, a: Any, d: Any) -> int:
-    """XX"""
-    finite = 0
+def _decode(
+    ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, a: Any, d: Any, regular: Any
+) -> int:
+    """Fill `a` with the reference and `d` with the difference, and return how many pairs are finite.
+
+    `regular` gets all bits set where both sides are finite; elsewhere it, `a` and `d` get 0.
+    """
+    special: Any = 0
     for i in range(n):
         x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
-        regular = not (_special(x, ref_code) | _special(y, cand_code))
-        keep = np.int64(-1) if regular else np.int64(0)
+        missing = np.int64(_special(x, ref_code) | _special(y, cand_code))
+        keep = missing - 1
         value = _value(x & keep, ref_code)
         a[i] = value
         d[i] = _value(y & keep, cand_code) - value
-        finite += 1 if regular else 0
-    return finite
+        regular[i] = keep
+        special += missing
+    return int(n - special)
 
 
 @_compiled()

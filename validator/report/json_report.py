@@ -16,7 +16,7 @@ from validator.checks.findings import Evidence, Finding, Outcome, Signature, Unc
 from validator.errors import ValidatorError
 from validator.report import facts
 
-__all__ = ["SCHEMA_VERSION", "error_json", "schema", "to_json"]
+__all__ = ["SCHEMA_VERSION", "error_json", "plain", "schema", "to_json"]
 
 SCHEMA_VERSION = 1
 _PLACES = ("tokens", "channels", "heads", "experts")
@@ -40,8 +40,8 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "why_inconclusive": outcome.why_inconclusive,
         "notes": outcome.notes,
     }
-    plain: dict[str, Any] = _plain(document)
-    return plain
+    made: dict[str, Any] = plain(document)
+    return made
 
 
 def error_json(error: ValidatorError) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def error_json(error: ValidatorError) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of both kinds of document."""
+    """Return the JSON Schema of all kinds of document."""
     text = resources.files("validator.report").joinpath("schema.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
@@ -92,7 +92,7 @@ def _reasons(items: Sequence[Unchecked]) -> list[dict[str, str]]:
     return [{"module": item.module, "why": item.why} for item in items]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` in JSON's types; NumPy scalars become numbers, paths and dtypes their text."""
     if value is None or isinstance(value, bool):
         return value
@@ -103,9 +103,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(child) for key, child in value.items()}
+        return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(child) for child in value]
+        return [plain(child) for child in value]
     if isinstance(value, Set):
-        return sorted(_plain(child) for child in value)
+        return sorted(plain(child) for child in value)
     return str(value)
