@@ -151,8 +151,8 @@ class Place:
     def _check_replaceable(self) -> None:
         if not self._overwrite:
             raise CaptureError(
-                f"{self.path} exists already. Give another name, remove it, or pass overwrite=True to "
-                "replace it once the new capture is complete."
+                f"{self.path} exists already. Give another name, remove it, or have it replaced once "
+                "the new capture is complete (overwrite=True, --overwrite)."
             )
         if self.path.is_symlink() or self.path.is_dir() == self.is_file or not is_capture(self.path):
             raise CaptureError(f"{self.path} is not a capture, so it is not overwritten. Give another name.")

@@ -52,6 +52,7 @@ class EdgeJudge:
         policy: what rounding is allowed.
         bench: what is common to the run.
         real: `[batch, tokens]` boolean, the positions that the attention mask calls real, or None for all.
+        guilty: flat indices of the guilty elements of a call's output, by module, call and path.
     """
 
     trace: Trace
@@ -63,6 +64,7 @@ class EdgeJudge:
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
     unobservable: list[Unchecked] = field(default_factory=list)
+    guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
 
     def judge(self, code: Code) -> None:
         """Judge every edge of a call's code."""
@@ -234,6 +236,8 @@ class EdgeJudge:
             )
         if verdict is None or assessment.arm is None:
             return
+        if child is None and check in (Check.FUNCTION, Check.WIRING):
+            self.guilty[call.module, call.n, edge.path] = _flat(assessment.outside, edge.cand.data.shape)
         signature = hypothesis(
             code,
             edge,
@@ -276,6 +280,13 @@ class EdgeJudge:
                 ),
             )
         )
+
+
+def _flat(indices: Tensor, shape: torch.Size) -> Tensor:
+    flat = torch.zeros(len(indices), dtype=torch.int64)
+    for dim, size in enumerate(shape):
+        flat = flat * size + indices[:, dim]
+    return flat
 
 
 def _verdict(assessment: Assessment) -> Verdict | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,25 +14,29 @@ from validator.checks.judge import Bench
 from validator.checks.module_code import Code
 from validator.checks.parameters import check_parameters
 from validator.checks.replicas import check_replicas
+from validator.checks.views import merge_views, mixed_outputs
 from validator.checks.walk import walk
+from validator.numerics.formats import format_of
 from validator.numerics.recipes import RECIPES, Recipe
 
 __all__ = ["policy_of", "real_positions", "roll_up", "run_checks"]
-
-_Said = TypeVar("_Said", Judgement, Finding)
 
 
 def policy_of(declared: Recipe | None) -> Policy:
     """Return what a declared recipe allows.
 
-    Nothing declared allows `fused` and `eager`; a declared one allows itself and, since it rounds less,
-    `fused`. Every other known recipe would be undeclared.
+    Nothing declared allows `fused` and `eager`; a declared one allows itself and, unless it promises more
+    than float32, `fused`. Every other known recipe would be undeclared.
     """
     known = tuple(RECIPES.values())
     if declared is None:
         return Policy(allowed=known)
     fused = RECIPES["fused"]
-    allowed = (declared,) if declared in (fused,) else (fused, declared)
+    is_stricter = any(
+        fmt != "storage" and format_of(fmt).precision > format_of("float32").precision
+        for fmt in (declared.inner, declared.accumulate)
+    )
+    allowed = (declared,) if declared == fused or is_stricter else (fused, declared)
     return Policy(allowed=allowed, others=tuple(r for r in known if r not in allowed))
 
 
@@ -57,6 +61,7 @@ def run_checks(
         The outcome; its metadata, end-to-end figures and reasons of the capture are the caller's to add.
     """
     bench = Bench(elements=_elements(trace))
+    judges: list[EdgeJudge] = []
     judgements: list[list[Judgement]] = []
     findings: list[list[Finding]] = []
     unchecked: list[Unchecked] = [Unchecked(module=module, why=why) for module, why in trace.problems]
@@ -79,12 +84,14 @@ def run_checks(
 
         rows, found, missing = check_parameters(reference=reference, trace=trace, view=view)
         walk(reference=reference, trace=trace, view=view, run=run, judge=judge, skip=edge_judge.skip)
+        judges.append(edge_judge)
         judgements.append(rows + edge_judge.judgements)
         findings.append(found + edge_judge.findings)
         unchecked += missing + edge_judge.unchecked
         unobservable += edge_judge.unobservable
-    merged_findings = _merge(findings, trace.views)
-    merged_judgements = _merge(judgements, trace.views)
+    mixed = mixed_outputs(trace, judges)
+    merged_findings = merge_views(findings, trace.views, mixed)
+    merged_judgements = merge_views(judgements, trace.views, mixed)
     replica_judgements, replica_findings = check_replicas(trace, merged_findings)
     merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
     merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
@@ -174,30 +181,6 @@ def _elements(trace: Trace) -> int:
     return sum(torch.Size(edge.shape).numel() for edge in edges)
 
 
-def _merge(per_view: Sequence[Sequence[_Said]], views: Sequence[View]) -> list[_Said]:
-    """Merge what several views say of the same edge; what one rank's view alone says is that rank's."""
-    if len(per_view) == 1:
-        return sorted(per_view[0], key=lambda item: item.order)
-    groups: dict[tuple[Any, ...], list[tuple[View, _Said]]] = {}
-    for view, items in zip(views, per_view, strict=True):
-        for item in items:
-            key: tuple[Any, ...] = (item.check, item.module, item.into, item.path, item.call)
-            if item.check is Check.PARTIAL:
-                key = (*key, item.rank)
-            groups.setdefault(key, []).append((view, item))
-    merged = []
-    for said in groups.values():
-        bad = [(view, item) for view, item in said if item.verdict is not Verdict.ALIGNED] or said
-        view, item = bad[0]
-        ranks = {rank for view, _ in bad for rank in view.ranks}
-        is_everywhere = len(bad) == len(views)
-        rank = item.rank if item.check is Check.PARTIAL else None
-        if item.verdict is not Verdict.ALIGNED and not is_everywhere and len(ranks) == 1:
-            rank = next(iter(ranks))
-        merged.append(replace(item, rank=rank))
-    return sorted(merged, key=lambda item: item.order)
-
-
 def _notes(trace: Trace) -> tuple[str, ...]:
     notes = []
     for names, side, other in (
@@ -205,7 +188,8 @@ def _notes(trace: Trace) -> tuple[str, ...]:
         (trace.unmatched_candidate, "candidate", "reference"),
     ):
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            named = [name or "(the model itself)" for name in names]
+            shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
             notes.append(f"fired in the {side} but not in the {other}: {shown}")
     for names, side in zip(trace.unmatched_parameters, ("reference", "candidate"), strict=True):
         if names:

@@ -18,6 +18,7 @@ on below it.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -319,6 +320,8 @@ class _Lift:
         self._names = {id(p): name for name, p in sorted(named, key=lambda item: item[0] in trace.parameters)}
         self._buffers = {id(b): name for name, b in reference.named_buffers(remove_duplicate=False)}
         self._trace = trace
+        floating = [e.dtype for e in trace.parameters.values() if getattr(torch, e.dtype).is_floating_point]
+        self._usual = getattr(torch, Counter(floating).most_common(1)[0][0]) if floating else None
         self._lifted: dict[int, tuple[Tensor, torch.dtype]] = {}
 
     def __call__(self, tensor: Tensor) -> tuple[Tensor, torch.dtype]:
@@ -328,7 +331,10 @@ class _Lift:
             return widened(tensor), tensor.dtype
         if key not in self._lifted:
             edge = self._trace.parameters.get(name)
-            stored = tensor.dtype if edge is None else getattr(torch, edge.dtype)
+            # The candidate stores a parameter that was not captured as it stores most others.
+            stored = self._usual or tensor.dtype if edge is None else getattr(torch, edge.dtype)
+            if edge is None and key not in self._names:
+                stored = tensor.dtype
             dtype = stored if stored.is_floating_point == tensor.is_floating_point() else tensor.dtype
             value = widened(tensor)
             if key in self._names and value.is_floating_point():

@@ -99,7 +99,7 @@ def quantise(y: Tensor, fmt: BlockFormat, *, scales: Tensor | None = None) -> Bl
     exponents = _exponents(y, fmt) if scales is None else _scale_codes(fmt, scales, y).to(torch.int64)
     element = fmt.element
     blocks = _in_blocks(y, fmt)
-    scaled = torch.ldexp(blocks, (_SCALE_BIAS - exponents).unsqueeze(-1))
+    scaled = blocks * _power_of_two(_SCALE_BIAS - exponents).unsqueeze(-1)
     finite = blocks.isfinite()
     rounded = round_nearest(scaled.clamp(-element.max, element.max), element)
     rounded = torch.where(finite, rounded, blocks)
@@ -150,7 +150,7 @@ def unpack_float4(packed: Tensor) -> Tensor:
     """Return the codes of `[*, N/2]` packed float4 as `[*, N]` uint8; the low half of a byte comes first."""
     if packed.dtype not in (torch.uint8, torch.float4_e2m1fn_x2):
         raise ComparisonError(
-            f"packed float4 was given as {packed.dtype}: give uint8 or float4_e2m1fn_x2, two elements to a byte"
+            f"packed float4 was given as {packed.dtype}: give uint8 or float4_e2m1fn_x2, two elements a byte"
         )
     codes = packed.view(torch.uint8)
     return torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2)
@@ -176,17 +176,22 @@ def _decode(codes: Tensor, element: Format) -> Tensor:
     if element.dtype is not None:
         return codes.view(element.dtype).to(torch.float64)
     both = [*_FLOAT4, *(-value for value in _FLOAT4)]
-    return torch.tensor(both, dtype=torch.float64)[codes.long()]
+    return torch.tensor(both, dtype=torch.float64).take(codes.to(torch.int64))
 
 
 def _scale(codes: Tensor) -> Tensor:
-    exponents = codes.to(torch.int64) - _SCALE_BIAS
-    scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float64), exponents)
-    return scale.masked_fill(codes == _NAN_SCALE, torch.nan)
+    scale = _power_of_two(codes.to(torch.int64) - _SCALE_BIAS)
+    return scale.masked_fill_(codes == _NAN_SCALE, torch.nan)
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    # By float64's bits: torch.ldexp takes the power in float32, where the least scales are subnormal.
+    return (exponents + 1023 << 52).view(torch.float64)
 
 
 def _in_blocks(values: Tensor, fmt: BlockFormat) -> Tensor:
-    return values.unflatten(-1, (values.shape[-1] // fmt.block, fmt.block))
+    blocks: Tensor = values.unflatten(-1, (values.shape[-1] // fmt.block, fmt.block))
+    return blocks
 
 
 def _scale_codes(fmt: BlockFormat, scales: Tensor, values: Tensor) -> Tensor:
@@ -217,8 +222,8 @@ def _demand_scales(fmt: BlockFormat, scales: Tensor, values: Tensor) -> None:
     wanted = (*values.shape[:-1], values.shape[-1] // fmt.block)
     if scales.dtype != torch.uint8 or tuple(scales.shape) != wanted:
         raise ComparisonError(
-            f"scales are {scales.dtype} {list(scales.shape)}: {list(values.shape)} elements of {fmt.name} have "
-            f"uint8 scales {list(wanted)}"
+            f"scales are {scales.dtype} {list(scales.shape)}: elements {list(values.shape)} of {fmt.name} "
+            f"have uint8 scales {list(wanted)}"
         )
 
 
