@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tests.grid import healthy_grid, pairwise
 from tests.models import KERNELS
-from tests.planted import FAULTS, LAYERS, PlantedFault
+from tests.planted import FAULTS, LAYERS, Expectation
 from tests.ranks import RankPool
 from tests.trials import Trial, judge, logits, trial_of
 from validator.checks.findings import Verdict
@@ -41,7 +41,7 @@ EXACT, ELSEWHERE, MISSED = "exact", "elsewhere", "missed"
 ALIGNED, FALSE_ALARM, INCONCLUSIVE = "aligned", "false alarm", "inconclusive"
 ERROR = "error"
 
-_FAULTS = {fault.name: fault for fault in FAULTS}
+_FAULTS = {fault.fault: fault for fault in FAULTS}
 
 
 def main() -> int:
@@ -182,13 +182,13 @@ def _show_faults(faulty: list[Record], console: Console) -> None:
     table.add_column("fault", overflow="fold")
     for column in ("cases", EXACT, ELSEWHERE, MISSED, ERROR, "s a case"):
         table.add_column(column, justify="right")
-    names: list[PlantedFault | None] = [*FAULTS, None]
+    names: list[Expectation | None] = [*FAULTS, None]
     for fault in names:
-        rows = [record for record in faulty if fault is None or record["fault"] == fault.name]
+        rows = [record for record in faulty if fault is None or record["fault"] == fault.fault]
         if rows:
             counts = Counter(record["outcome"] for record in rows)
             cells = [str(counts[outcome]) for outcome in (EXACT, ELSEWHERE, MISSED, ERROR)]
-            name = "all" if fault is None else fault.name
+            name = "all" if fault is None else fault.fault
             table.add_row(name, str(len(rows)), *cells, _seconds(rows), end_section=fault is FAULTS[-1])
     console.print(table)
 

@@ -109,7 +109,7 @@ def test_check_passes_every_option_on(api: Api, tmp_path: Path) -> None:
         "--timeout",
         "9.5",
     ]
-    modules = ["--include", "a.*", "--include", "b", "--exclude", "c"]
+    modules = ["--include", "a.*", "--include", "b", "--exclude", "c", "--plant", "attn-scale:layer=3"]
     run("check", "port.py", *options, *modules, "--capture", "cand", "--keep", tmp_path)
     (args, kwargs), *others = api.calls
     assert others == []
@@ -126,6 +126,7 @@ def test_check_passes_every_option_on(api: Api, tmp_path: Path) -> None:
         "capture": Path("cand"),
         "keep": tmp_path,
         "timeout_s": 9.5,
+        "plant": "attn-scale:layer=3",
     }
     assert callable(progress)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted import FAULTS, LAYERS, PlantedFault
+from tests.planted import FAULTS, LAYERS, Expectation
 from tests.ranks import RankPool
 from tests.trials import judge, trial_of
 from validator.checks.findings import Verdict
@@ -16,9 +16,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.tp == 2], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.tp == 2], ids=lambda fault: fault.fault)
 def test_a_fault_of_a_sharded_port_is_named_first_with_its_rank(
-    fault: PlantedFault, folder: Path, rank_pool: Callable[[int], RankPool]
+    fault: Expectation, folder: Path, rank_pool: Callable[[int], RankPool]
 ) -> None:
     result = judge(trial_of(fault), folder, rank_pool)
     first = result.first_divergence

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import validator
 from tests.models import KERNELS, Setup, checkpoint, inputs, load_candidate, load_reference
-from tests.planted import FAULTS, LAYERS, PlantedFault
+from tests.planted import FAULTS, LAYERS, Expectation
 from tests.ranks import RankPool
 from validator.capturing.session import capture_run
 from validator.report.result import Result
@@ -20,7 +19,7 @@ from validator.runs import copied
 
 __all__ = ["Trial", "judge", "logits", "trial_of"]
 
-_FAULTS = {fault.name: fault for fault in FAULTS}
+_FAULTS = {fault.fault: fault for fault in FAULTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class Trial:
 
     Attributes:
         setup: the pair of models.
-        fault: name of the fault that is planted in the candidate, or None for a healthy one.
+        fault: `Expectation.fault` of what is planted in the candidate, or None for a healthy one.
         layer: the layer that it is planted in.
     """
 
@@ -47,14 +46,12 @@ class Trial:
         """Load the candidate and spoil it; with tensor parallelism to be called on every rank."""
         model = load_candidate(self.setup, path)
         if self.fault is not None:
-            fault = _FAULTS[self.fault]
-            if fault.rank is None or fault.rank == dist.get_rank():
-                fault.plant(model, self.layer)
+            _FAULTS[self.fault].planned(self.layer).plant(model)
         return model
 
 
 def trial_of(
-    fault: PlantedFault,
+    fault: Expectation,
     *,
     layer: int = LAYERS[0],
     family: str | None = None,
@@ -73,7 +70,7 @@ def trial_of(
         stimulus=fault.stimulus,
         biases=fault.biases,
     )
-    return Trial(setup=setup, fault=fault.name, layer=layer)
+    return Trial(setup=setup, fault=fault.fault, layer=layer)
 
 
 def judge(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> Result:

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from validator.align.builder import build_trace
-from validator.align.traces import Trace
 from validator.capturing.manifest import Manifest, ProofStatus
 from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import RankCapture, TensorRef
@@ -19,6 +18,7 @@ from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
 from validator.comparison import compare_captures
 from validator.errors import CaptureError, MismatchError, UsageError
+from validator.faults import parse
 from validator.numerics.recipes import RECIPES, Recipe
 from validator.report.pairs import ComparisonResult
 from validator.report.result import Result
@@ -43,6 +43,7 @@ def check_target(
     capture: Path | None = None,
     keep: Path | None = None,
     timeout_s: float | None = None,
+    plant: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Do the whole job on a target: run the reference and the candidate, and judge every edge.
@@ -59,6 +60,7 @@ def check_target(
         capture: a stored capture of the candidate to judge in place of running it.
         keep: folder to keep both captures in, as `reference.h5` and `candidate`.
         timeout_s: seconds that the candidate's run may take.
+        plant: a fault to plant in the candidate before it runs, as `validator.faults.parse` reads it.
         progress: told the stage, and how much of how much is done.
 
     Raises:
@@ -66,13 +68,16 @@ def check_target(
     """
     tell = progress or (lambda stage, done, total: None)
     if capture is not None:
-        _refuse_with_capture(nproc=nproc, device=device, dtype=dtype, tp=tp, include=include, exclude=exclude)
+        _refuse_with_capture(
+            nproc=nproc, device=device, dtype=dtype, tp=tp, include=include, exclude=exclude, plant=plant
+        )
         target = load_target(source)
         open_capture(capture)
     else:
         target = load_target(source, device=device, dtype=dtype, tp=tp)
         target.require("candidate")
     declared = _recipe(recipe) or target.recipe
+    planted = None if plant is None else parse(plant)
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
         folder = Path(scratch) if keep is None else _made(keep)
         tell("reference", 0, 1)
@@ -93,6 +98,7 @@ def check_target(
             exclude=exclude,
             recipe=None if declared is None else declared.name,
             timeout_s=timeout_s,
+            plant=plant,
         )
         if capture is None:
             tell("candidate", 0, 1)
@@ -111,6 +117,7 @@ def check_target(
                 "candidate": {"source": str(capture or source)},
                 **({"command": run.command()} if capture is None else {}),
             },
+            notes=() if planted is None else (planted.note,),
             progress=tell,
         )
 
@@ -257,8 +264,10 @@ def _judged(
     layout: Mapping[str, str],
     about: Mapping[str, Any],
     progress: Progress,
+    notes: tuple[str, ...] = (),
 ) -> Result:
     ours = ref.rank(0)
+    real = real_positions(ours)
     trace = build_trace(cand=_ranks(cand), ref=ours, names=names, layout=layout)
     if not trace.calls:
         raise MismatchError(
@@ -271,11 +280,13 @@ def _judged(
         trace=trace,
         run=run,
         policy=policy_of(recipe),
+        real=real,
         progress=lambda done, total: progress("judging", done, total),
     )
     outcome = replace(
         outcome,
-        distribution=_distribution(ours, trace),
+        distribution=end_to_end(ref=ours, trace=trace, real=real),
+        notes=(*notes, *outcome.notes),
         run={
             **about,
             **{
@@ -285,10 +296,6 @@ def _judged(
         },
     )
     return Result(roll_up(outcome, reasons=_proof_reasons(cand.manifest)))
-
-
-def _distribution(ref: RankCapture, trace: Trace) -> Mapping[str, Any] | None:
-    return end_to_end(ref=ref, trace=trace, real=real_positions(trace, trace.views[0]))
 
 
 def _ranks(cand: Capture) -> list[RankCapture]:

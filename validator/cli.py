@@ -10,7 +10,7 @@ Nothing heavy is imported until a command runs: `validator --help` needs no torc
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -111,6 +111,14 @@ def check(
         Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the candidate's capture here.")
     ] = None,
     timeout: Timeout = None,
+    plant: Annotated[
+        str | None,
+        typer.Option(
+            "--plant",
+            metavar="FAULT",
+            help="Plant a fault in the candidate first, such as attn-scale:layer=3; see `validator faults`.",
+        ),
+    ] = None,
 ) -> None:
     """Judge every edge of the candidate against the float64 oracle.
 
@@ -119,7 +127,7 @@ def check(
     """
     if json_path not in (None, "-"):
         with _one_message():
-            _clear(Path(json_path), target)
+            _clear("--json", Path(json_path), {"the target": target})
     with _one_message(json_path):
         with target_output_on_stderr(), progress_bars() as progress:
             from validator.api import check_target
@@ -136,6 +144,7 @@ def check(
                 capture=capture,
                 keep=keep,
                 timeout_s=timeout,
+                plant=plant,
                 progress=progress,
             )
         if json_path is not None:
@@ -205,6 +214,12 @@ def compare(
     Exit codes: 0 aligned, 2 could not compare, 3 inconclusive (they differ, and without a model nothing
     says whether rounding explains it).
     """
+    captures = {"the reference's capture": reference, "the candidate's capture": candidate}
+    with _one_message():
+        if json_path not in (None, "-"):
+            _clear("--json", Path(json_path), captures)
+        if csv_path is not None:
+            _clear("--csv", csv_path, captures)
     with _one_message(json_path):
         from validator.api import compare as compare_captures
 
@@ -217,6 +232,15 @@ def compare(
         if json_path != "-":
             show(result)
     raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def faults() -> None:
+    """List the faults that check --plant can plant."""
+    with _one_message():
+        from validator.report.faults import faults_table
+
+        show(faults_table())
 
 
 @app.command()
@@ -267,12 +291,16 @@ def _one_message(json_path: str | None = None) -> Iterator[None]:
         raise typer.Exit(EXIT_BUG) from None
 
 
-def _clear(json_path: Path, target: str) -> None:
-    """Find out before the work that the file can't be written, and leave no older result in it."""
-    with _writing("--json", json_path):
-        if json_path.resolve() == Path(target).resolve():
-            raise UsageError(f"--json {str(json_path)!r} would overwrite the target; name another file")
-        json_path.write_text("", encoding="utf-8")
+def _clear(option: str, path: Path, read: Mapping[str, str | Path]) -> None:
+    """Find out before the work that a file can't be written, and leave no older result in it.
+
+    `read` has what the command reads, by its name: no result may take its place.
+    """
+    with _writing(option, path):
+        for name, other in read.items():
+            if path.resolve() == Path(other).resolve():
+                raise UsageError(f"{option} {str(path)!r} would overwrite {name}; name another file")
+        path.write_text("", encoding="utf-8")
 
 
 def _write_json(json_path: str, document: dict[str, Any]) -> None:

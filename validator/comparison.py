@@ -6,13 +6,15 @@ comparison is aligned where every element is the reference's, rounded once at mo
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from validator.align.builder import build_trace
 from validator.align.traces import Edge, Trace, TraceCall, View
 from validator.capturing.reader import Capture
-from validator.capturing.records import Call, Parameter, RankCapture, TensorMeta, TensorRef
+from validator.capturing.records import RankCapture, TensorMeta, TensorRef
 from validator.checks.findings import Verdict
 from validator.errors import CaptureError, MismatchError
 from validator.numerics.formats import FORMATS
@@ -21,6 +23,8 @@ from validator.numerics.metrics import Metrics, measure_blocks
 __all__ = ["NO_NOISE", "Comparison", "Pair", "Slice", "compare_captures"]
 
 NO_NOISE = "the reference capture holds no propagated noise, so nothing says what rounding explains"
+
+_THREADS = 2  # one reads while another measures; each holds a block of both sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,21 @@ def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
     )
 
 
+_Figures = tuple[Metrics, tuple[Slice, ...], dict[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """An edge as one view of the candidate saw it, and the reference's tensor."""
+
+    edge: Edge
+    ref: TensorRef
+    view: View
+    call: TraceCall | None
+    side: str
+    hashes: tuple[str, ...] | None = None
+
+
 class _Comparer:
     """Compares a trace with the reference's capture; equal pairs of bits are measured once."""
 
@@ -147,65 +166,88 @@ class _Comparer:
         self._ref = ref
         self._trace = trace
         self._rank = rank
-        self._measured: dict[tuple[object, ...], Metrics] = {}
 
     def pairs(self) -> Iterator[Pair]:
         """Yield the pairs in execution order, parameters first."""
-        for name, edge in self._trace.parameters.items():
-            yield from self._parameter(name, edge, self._ref.parameters[name])
-        calls = {(call.module, call.n): call for call in self._ref.calls}
-        moments: list[tuple[int, str, TraceCall, Call]] = []
-        for key, call in self._trace.calls.items():
-            ours = calls[key]
-            moments.append((ours.start, "input", call, ours))
-            if ours.end is not None:
-                moments.append((ours.end, "output", call, ours))
-        for _, side, call, ours in sorted(moments, key=lambda moment: moment[0]):
-            edges, values = (call.inputs, ours.inputs) if side == "input" else (call.outputs, ours.outputs)
-            for path, edge in edges.items():
-                yield from self._edge(edge, values[path], call.module, call.candidate_module, call.n, side)
+        jobs = list(self._jobs())
+        measured: dict[tuple[object, ...], Future[_Figures]] = {}
+        with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+            for job in jobs:
+                if _identity(job) not in measured:
+                    measured[_identity(job)] = threads.submit(_figures, job)
+            try:
+                for job in jobs:
+                    yield from self._pair(job, measured[_identity(job)])
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
 
-    def _parameter(self, name: str, edge: Edge, parameter: Parameter) -> Iterator[Pair]:
-        module = name.rpartition(".")[0]
-        theirs = self._trace.candidate_parameters[name].rpartition(".")[0]
+    def _jobs(self) -> Iterator[_Job]:
+        for name, edge in self._trace.parameters.items():
+            parameter = self._ref.parameters[name]
+            for view in self._views(edge):
+                yield _Job(
+                    edge=edge,
+                    ref=parameter.ref,
+                    view=view,
+                    call=None,
+                    side="parameter",
+                    hashes=parameter.row_hashes,
+                )
+        ours = {(call.module, call.n): call for call in self._ref.calls}
+        moments: list[tuple[int, str, TraceCall, Mapping[str, Edge], Mapping[str, Any]]] = []
+        for key, call in self._trace.calls.items():
+            start, end = ours[key].start, ours[key].end
+            moments.append((start, "input", call, call.inputs, ours[key].inputs))
+            moments.append((start if end is None else end, "output", call, call.outputs, ours[key].outputs))
+        for _, side, call, edges, values in sorted(moments, key=lambda moment: moment[0]):
+            for path, edge in edges.items():
+                for view in self._views(edge):
+                    yield _Job(edge=edge, ref=values[path], view=view, call=call, side=side)
+
+    def _views(self, edge: Edge) -> tuple[View, ...]:
+        return self._trace.views if edge.disagreeing else self._trace.views[:1]
+
+    def _pair(self, job: _Job, future: Future[_Figures]) -> Iterator[Pair]:
+        edge, call = job.edge, job.call
         try:
-            yield from self._edge(edge, parameter.ref, module, theirs, 0, "parameter")
+            metrics, slices, ranks = future.result()
         except CaptureError as error:
-            if parameter.row_hashes is None:
+            if job.hashes is None:
                 raise
             self.missed.append(str(error))
+            return
+        theirs = self._trace.candidate_parameters[edge.path] if call is None else call.candidate_module
+        yield Pair(
+            module=edge.path.rpartition(".")[0] if call is None else call.module,
+            candidate_module=theirs.rpartition(".")[0] if call is None else theirs,
+            call=0 if call is None else call.n,
+            side=job.side,
+            path=edge.path,
+            rank=job.view.ranks[0] if edge.disagreeing else self._rank,
+            reference_dtype=job.ref.meta.dtype,
+            candidate_dtype=edge.dtype,
+            shape=edge.shape,
+            metrics=metrics,
+            slices=slices,
+            ranks=ranks,
+        )
 
-    def _edge(
-        self, edge: Edge, ref: TensorRef, module: str, candidate_module: str, call: int, side: str
-    ) -> Iterator[Pair]:
-        views = self._trace.views if edge.disagreeing else self._trace.views[:1]
-        for view in views:
-            metrics = self._measure(edge, ref, view)
-            yield Pair(
-                module=module,
-                candidate_module=candidate_module,
-                call=call,
-                side=side,
-                path=edge.path,
-                rank=view.ranks[0] if edge.disagreeing else self._rank,
-                reference_dtype=ref.meta.dtype,
-                candidate_dtype=edge.dtype,
-                shape=edge.shape,
-                metrics=replace(metrics, dims=()),
-                slices=_slices(metrics, edge.dims),
-                ranks=_by_rank(metrics, edge),
-            )
 
-    def _measure(self, edge: Edge, ref: TensorRef, view: View) -> Metrics:
-        meta = ref.meta
-        if (meta.checksum, meta.dtype, meta.shape) == (edge.checksum, edge.dtype, edge.shape):
-            return _identical(meta)
-        if edge.checksum is None or edge.disagreeing:
-            return measure_blocks(ref=ref.blocks(), cand=edge.blocks(view), shape=edge.shape)
-        key = (meta.checksum, meta.dtype, edge.checksum, edge.dtype, edge.shape)
-        if key not in self._measured:
-            self._measured[key] = measure_blocks(ref=ref.blocks(), cand=edge.blocks(view), shape=edge.shape)
-        return self._measured[key]
+def _identity(job: _Job) -> tuple[object, ...]:
+    """Return what decides the figures: the bits of both sides, where they are known by a checksum."""
+    meta, edge = job.ref.meta, job.edge
+    if edge.checksum is None:
+        return (id(job),)
+    return (meta.checksum, meta.dtype, edge.checksum, edge.dtype, edge.shape, edge.dims, edge.parts)
+
+
+def _figures(job: _Job) -> _Figures:
+    meta, edge = job.ref.meta, job.edge
+    if (meta.checksum, meta.dtype, meta.shape) == (edge.checksum, edge.dtype, edge.shape):
+        return _identical(meta), (), {}
+    metrics = measure_blocks(ref=job.ref.blocks(), cand=edge.blocks(job.view), shape=edge.shape)
+    return replace(metrics, dims=()), _slices(metrics, edge.dims), _by_rank(metrics, edge)
 
 
 def _traces(ref: Capture, cand: Capture) -> Iterator[tuple[int | None, RankCapture, Trace]]:
@@ -255,7 +297,11 @@ def _unplaced(capture: RankCapture) -> RankCapture:
 
 
 def _identical(meta: TensorMeta) -> Metrics:
-    """Return what measuring a tensor against itself gives, without reading it."""
+    """Return what measuring a tensor against itself gives, without reading it.
+
+    Where no statistics were stored (complex numbers, parameters known by their hashes) only the counts are
+    known.
+    """
     known, elements = meta.statistics, prod(meta.shape)
     if meta.dtype not in FORMATS or known is None:
         return Metrics(elements=elements, compared=elements)

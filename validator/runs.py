@@ -10,6 +10,7 @@ from torch import nn
 from validator.capturing.session import capture_run
 from validator.capturing.values import rebuild
 from validator.errors import UsageError
+from validator.faults import parse
 from validator.launch import launch
 from validator.target import Target, load_target
 
@@ -31,6 +32,7 @@ class SideRun:
         proof: run without hooks too, and compare.
         recipe: name of the declared recipe.
         timeout_s: seconds that the run may take, or None for no limit.
+        plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
     """
 
     source: str
@@ -46,6 +48,7 @@ class SideRun:
     proof: bool = True
     recipe: str | None = None
     timeout_s: float | None = None
+    plant: str | None = None
 
     def load(self) -> Target:
         """Load the target with this run's options."""
@@ -60,6 +63,7 @@ class SideRun:
             words += [] if value is None else [f"--{name}", str(value)]
         for name, value in (("dtype", self.dtype), ("tp", None if self.tp is None else str(self.tp))):
             words += [] if value is None else [f"--{name}", value]
+        words += [] if self.plant is None else ["--plant", self.plant]
         return shlex.join(words)
 
 
@@ -105,6 +109,8 @@ def _capture_rank(rank: int, world_size: int, run: SideRun) -> None:
 def _capture(run: SideRun, target: Target, model: nn.Module | None) -> None:
     if model is None:
         model = target.candidate() if run.side == "candidate" else target.reference()
+    if run.plant is not None:
+        parse(run.plant).plant(model)
     inputs = target.inputs()
     capture_run(
         lambda: feed(target, inputs, model, run.side),

@@ -8,6 +8,7 @@ import torch
 from tests.align.build import BATCH, HIDDEN, TOKENS, VOCABULARY, WIDTH, Recorder, run_model, tensor_ref
 from validator.align.builder import build_trace
 from validator.align.traces import View
+from validator.capturing.digest import row_hashes
 from validator.capturing.records import RankCapture
 from validator.errors import CaptureError, LayoutError, MismatchError
 
@@ -265,3 +266,124 @@ def test_a_parameter_without_values_is_there_and_raises_when_read(reference: Ran
     assert edge.shape == (VOCABULARY, WIDTH)
     with pytest.raises(CaptureError, match="row hashes"):
         edge.read(View(ranks=(0,)))
+
+
+def two_outputs(*names: str) -> RankCapture:
+    recorder = Recorder()
+    with recorder.call("", {"x": torch.ones(2, 3)}) as out:
+        recorder.leaf("head", torch.ones(2, 3), {name: torch.ones(2, 3) for name in names})
+        out.update({name: torch.ones(2, 3) for name in names})
+    return recorder.capture()
+
+
+def test_an_output_that_the_candidate_lacks_is_a_problem() -> None:
+    trace = build_trace(cand=[two_outputs("logits")], ref=two_outputs("logits", "aux"))
+    assert trace.problems == (
+        ("", "output aux: the candidate has no such output"),
+        ("head", "output aux: the candidate has no such output"),
+    )
+    assert trace.missing_outputs == (("", "aux"), ("head", "aux"))
+    assert list(trace.calls["", 0].outputs) == ["logits"]
+
+
+def test_an_output_that_is_none_in_the_candidate_is_no_problem() -> None:
+    recorder = Recorder()
+    with recorder.call("", {"x": torch.ones(2, 3)}) as out:
+        out.update({"0": torch.ones(2, 3), "1": torch.ones(2, 2)})
+    other = Recorder()
+    with other.call("", {"x": torch.ones(2, 3)}) as out:
+        out.update({"0": torch.ones(2, 3), "1": None})
+    trace = build_trace(cand=[other.capture()], ref=recorder.capture())
+    assert (trace.problems, trace.missing_outputs) == ((), ())
+
+
+def add_inside(**inputs: torch.Tensor) -> RankCapture:
+    """Run a model whose `add` has these inputs, and a child of its own."""
+    recorder = Recorder()
+    with recorder.call("", {"x": torch.ones(2, 3)}) as out, recorder.call("add", inputs) as added:
+        recorder.leaf("add.norm", torch.ones(2, 3), torch.ones(2, 3))
+        added[""] = out["y"] = torch.ones(2, 3)
+    return recorder.capture()
+
+
+def test_a_call_whose_inputs_have_no_counterpart_is_left_to_its_caller() -> None:
+    x = torch.ones(2, 3)
+    cand, ref = add_inside(h=x, r=torch.ones(2)), add_inside(hidden=x, residual=x, attention_mask=x)
+    trace = build_trace(cand=[cand], ref=ref)
+    assert list(trace.calls) == [("", 0), ("add.norm", 0)]
+    assert trace.calls["add.norm", 0].parent == ("", 0)
+    assert trace.problems == (
+        (
+            "add",
+            "inputs without a counterpart: hidden, residual of the reference, h, r of the candidate; "
+            "its caller is judged as one function through it",
+        ),
+    )
+
+
+def test_arguments_of_other_names_and_a_mask_of_one_side_alone_leave_a_call_where_it_is() -> None:
+    x = torch.ones(2, 3)
+    ref = add_inside(hidden=x, attention_mask=torch.zeros(2, 2), residual=x)
+    trace = build_trace(cand=[add_inside(h=x, r=x)], ref=ref)
+    assert list(trace.calls["add", 0].inputs) == ["hidden", "residual"]
+    assert trace.problems == ()
+
+
+def without(capture: RankCapture, name: str) -> RankCapture:
+    return replace(capture, parameters={n: p for n, p in capture.parameters.items() if n != name})
+
+
+def test_a_parameter_that_the_candidates_module_lacks_is_missing(reference: RankCapture) -> None:
+    (capture,) = run_model(prefix="module")
+    trace = build_trace(cand=[without(capture, "module.mlp.up.weight")], ref=reference)
+    assert trace.unmatched_parameters == (("mlp.up.weight",), ())
+    assert trace.missing_parameters == ("mlp.up.weight",)
+
+
+@pytest.mark.parametrize("name", ["mlp.up.packed", "mlp.up.lora.a", "mlp.fused", "flat"])
+def test_a_parameter_that_another_may_stand_for_is_not_missing(reference: RankCapture, name: str) -> None:
+    (capture,) = run_model()
+    parameters = dict(capture.parameters)
+    parameters[name] = parameters.pop("mlp.up.weight")
+    assert build_trace(cand=[replace(capture, parameters=parameters)], ref=reference).missing_parameters == ()
+
+
+def test_what_was_not_selected_for_the_capture_is_not_missing(reference: RankCapture) -> None:
+    (capture,) = run_model()
+    calls = tuple(call for call in capture.calls if call.module != "lm_head")
+    selected = replace(without(capture, "lm_head.weight"), calls=calls)
+    trace = build_trace(cand=[selected], ref=reference)
+    assert trace.unmatched_parameters == (("lm_head.weight",), ())
+    assert trace.missing_parameters == ()
+
+
+def hashed(capture: RankCapture, name: str) -> RankCapture:
+    """Return the capture with the hashes of a parameter's rows in place of its values."""
+    parameter = capture.parameters[name]
+    hashes, _ = row_hashes(parameter.ref.read())
+
+    def refuse() -> torch.Tensor:
+        raise CaptureError("its values are not stored")
+
+    ref = replace(parameter.ref, read=refuse)
+    return replace(
+        capture, parameters=capture.parameters | {name: replace(parameter, ref=ref, row_hashes=hashes)}
+    )
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "mlp.up.weight"], ids=["copies", "rows split"])
+@pytest.mark.parametrize("hashed_ranks", [(0, 1), (1,)], ids=["all hashed", "one hashed"])
+def test_row_hashes_are_those_of_the_whole_parameter(
+    reference: RankCapture, name: str, hashed_ranks: tuple[int, ...]
+) -> None:
+    captures = [hashed(c, name) if c.rank in hashed_ranks else c for c in run_model(world=2)]
+    edge = build_trace(cand=captures, ref=reference).parameters[name]
+    assert edge.row_hashes is not None
+    assert edge.row_hashes(ALL) == row_hashes(reference.parameters[name].ref.read())[0]
+
+
+def test_rows_that_are_split_over_ranks_have_no_hashes(reference: RankCapture) -> None:
+    captures = [hashed(capture, "mlp.down.weight") for capture in run_model(world=2)]
+    trace = build_trace(cand=captures, ref=reference)
+    assert trace.parameters["mlp.down.weight"].row_hashes is None
+    assert trace.parameters["embed.weight"].row_hashes is None  # its values are stored

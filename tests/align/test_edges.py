@@ -51,28 +51,87 @@ def test_ranks_with_different_dtypes_are_an_error() -> None:
 def test_paths_that_are_no_tensor_on_one_side_are_left_out() -> None:
     tensor = tensor_ref(torch.zeros(2))
     mask = tensor_ref(torch.zeros(2, dtype=torch.bool))
-    edges, problems = join_side(
-        cand={0: {"x": tensor, "mask": None, "additive": mask, "own": tensor}},
-        ref={"x": tensor, "mask": mask, "additive": tensor, "theirs": tensor},
+    side = join_side(
+        cand={0: {"x": tensor, "mask": None, "additive": mask, "probabilities": None}},
+        ref={"x": tensor, "mask": mask, "additive": tensor, "probabilities/0": tensor},
         dims_of=no_dims,
     )
-    assert list(edges) == ["x"]
-    assert problems == {}
+    assert list(side.edges) == ["x"]
+    assert side.problems == {}
+    assert side.unpaired == ((), ())
 
 
 def test_the_only_tensors_of_both_sides_are_one_edge() -> None:
     tensor = tensor_ref(torch.zeros(2))
-    edges, _ = join_side(cand={0: {"": tensor}}, ref={"0": tensor, "1": None}, dims_of=no_dims)
+    edges = join_side(cand={0: {"": tensor}}, ref={"0": tensor, "1": None}, dims_of=no_dims).edges
     assert list(edges) == ["0"]
     assert edges["0"].edge.path == "0"
 
 
 def test_what_does_not_fit_is_a_problem_of_its_path() -> None:
-    edges, problems = join_side(
+    side = join_side(
         cand={0: {"x": tensor_ref(torch.zeros(3))}}, ref={"x": tensor_ref(torch.zeros(4))}, dims_of=no_dims
     )
-    assert edges == {}
-    assert problems == {"x": "rank 0 [3] against the reference's [4]"}
+    assert side.edges == {}
+    assert side.problems == {"x": "rank 0 [3] against the reference's [4]"}
+
+
+def test_tensors_of_other_names_are_paired_by_position() -> None:
+    hidden, residual, index = torch.ones(2, 4), torch.zeros(2, 4), torch.arange(2)
+    side = join_side(
+        cand={
+            rank: {"h": tensor_ref(hidden[:, part]), "i": tensor_ref(index), "r": tensor_ref(residual)}
+            for rank, part in enumerate((slice(0, 2), slice(2, 4)))
+        },
+        ref={"hidden": tensor_ref(hidden), "residual": tensor_ref(residual), "index": tensor_ref(index)},
+        dims_of=no_dims,
+    )
+    values = {path: joined.edge.read(View(ranks=(0,))).data for path, joined in side.edges.items()}
+    assert list(values) == ["hidden", "residual", "index"]
+    assert torch.equal(values["hidden"], hidden)
+    assert torch.equal(values["residual"], residual)
+    assert torch.equal(values["index"], index)
+    assert side.unpaired == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("ours", "unpaired"),
+    [
+        ({"h": (2, 4), "r": (2, 3)}, (("hidden", "residual"), ("h", "r"))),
+        ({"h": (2, 4)}, (("hidden", "residual"), ("h",))),
+        ({"hidden": (2, 4)}, (("residual",), ())),
+        ({"hidden": (2, 4), "residual": (2, 4), "scale": (1,)}, ((), ("scale",))),
+    ],
+    ids=["other shapes", "another count", "one missing", "one more"],
+)
+def test_floating_tensors_without_a_counterpart_are_listed(
+    ours: dict[str, tuple[int, ...]], unpaired: tuple[tuple[str, ...], tuple[str, ...]]
+) -> None:
+    hidden = tensor_ref(torch.zeros(2, 4))
+    side = join_side(
+        cand={0: {path: tensor_ref(torch.zeros(shape)) for path, shape in ours.items()}},
+        ref={"hidden": hidden, "residual": hidden},
+        dims_of=no_dims,
+    )
+    assert side.unpaired == unpaired
+    assert set(side.edges) == {"hidden", "residual"} & set(ours)
+
+
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [
+        ((0, 1), None),
+        ((0, 1, 0), 1),
+        ((1, 0, 0), 0),
+        ((0, 0, 1, 1), None),
+        ((0, 1, 2), None),
+        ((0, 0, 1, 2), None),
+    ],
+    ids=str,
+)
+def test_the_odd_one_of_the_replicas(values: tuple[int, ...], odd: int | None) -> None:
+    refs = {rank: tensor_ref(torch.tensor([value])) for rank, value in enumerate(values)}
+    assert join(refs, path="", shape=(1,), dims_of=no_dims).edge.odd_rank == odd
 
 
 def test_ranks_that_agree_share_a_view() -> None:

@@ -1,7 +1,8 @@
 """Names of nested values, and path parts that any name can be made into."""
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from validator.capturing.values import (
     bind_arguments,
     escape_part,
     flatten,
+    flatten_arguments,
     rebuild,
     tensors,
     unescape_part,
@@ -77,6 +79,17 @@ def test_a_rebuilt_value_keeps_its_types():
     assert type(rebuilt["x"][1][1]) is Pair
 
 
+def test_a_rebuilt_mapping_needs_no_constructor_that_takes_one():
+    value = defaultdict(list, a=1)
+    rebuilt = rebuild(value, lambda path, leaf: leaf * 10)
+    assert rebuilt == {"a": 10}
+    assert rebuilt["new"] == []
+    assert value == {"a": 1}
+    assert type(rebuild(OrderedDict(a=1), lambda path, leaf: leaf)) is OrderedDict
+    proxy = MappingProxyType({"a": 1})
+    assert rebuild(proxy, lambda path, leaf: leaf * 10) == {"a": 10}
+
+
 def test_arguments_get_the_names_of_the_signature():
     class Module(nn.Module):
         def forward(self, x, mask=None, *rest, scale=1.0, **options):
@@ -90,3 +103,21 @@ def test_arguments_get_the_names_of_the_signature():
         "scale": 5,
         "flag": 6,
     }
+
+
+def test_arguments_stand_in_the_order_of_the_signature_whatever_the_callers():
+    class Module(nn.Module):
+        def forward(self, x, hidden=None, residual=None, **options):
+            return x
+
+    bound = bind_arguments(Module(), (1,), {"extra": 4, "residual": 3, "hidden": 2})
+    assert list(bound) == ["x", "hidden", "residual", "extra"]
+
+
+def test_flattened_arguments_open_surplus_and_nested_ones():
+    class Module(nn.Module):
+        def forward(self, *xs, scale=1.0):
+            return xs[0]
+
+    leaves = flatten_arguments(Module(), (1, (2, 3)), {"scale": 4, "a": {"b/c": 5}})
+    assert leaves == {"args/0": 1, "args/1/0": 2, "args/1/1": 3, "scale": 4, "a/b%2Fc": 5}

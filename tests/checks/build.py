@@ -12,8 +12,8 @@ from tests.align.build import Recorder
 from validator.align.builder import build_trace
 from validator.align.traces import Edge, LogicalTensor, PartialSum, Trace, TraceCall, View
 from validator.capturing.records import RankCapture
-from validator.capturing.values import bind_arguments, flatten
-from validator.checks.engine import policy_of, run_checks
+from validator.capturing.values import flatten, flatten_arguments
+from validator.checks.engine import policy_of, real_positions, run_checks
 from validator.checks.findings import Outcome
 from validator.numerics.recipes import Recipe
 
@@ -42,11 +42,13 @@ def check(
     reference: nn.Module, candidate: nn.Module, *inputs: dict[str, Any], recipe: Recipe | None = None
 ) -> Outcome:
     """Judge one module against another."""
+    ours = captured(reference, *(copied(given, torch.float32) for given in inputs))
     return run_checks(
         reference=reference,
-        trace=traced(reference, candidate, *inputs),
+        trace=build_trace(cand=[captured(candidate, *inputs)], ref=ours),
         run=feed(*inputs),
         policy=policy_of(recipe),
+        real=real_positions(ours),
     )
 
 
@@ -112,7 +114,7 @@ def _recording(
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         given = {
             path: value
-            for path, value in flatten(bind_arguments(module, args, kwargs)).items()
+            for path, value in flatten_arguments(module, args, kwargs).items()
             if _is_stored(value)
         }
         with recorder.call(name, given, kind) as outputs:

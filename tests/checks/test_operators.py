@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from validator.checks.arithmetic import Arithmetic, Rounding
-from validator.checks.operators import KERNELS, attention, is_exact, operator_name, operator_sigma
+from validator.checks.attention import attention
+from validator.checks.operator_noise import operator_sigma
+from validator.checks.operators import KERNELS, is_exact, operator_name
 from validator.checks.shadow import ShadowTensor
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import FORMATS

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from tests.checks.build import ALL, edge
 from validator.align.traces import Edge, LogicalTensor, Part, Trace, View
+from validator.capturing.digest import row_hashes
+from validator.checks import parameters
 from validator.checks.findings import Arm, Check, Finding, Judgement, Unchecked, Verdict
 from validator.checks.parameters import COMPUTED_ULP, check_parameters
-from validator.errors import LayoutError
+from validator.errors import CaptureError, LayoutError
 
 
 class Model(nn.Module):
@@ -168,6 +170,14 @@ def test_a_buffer_that_each_side_computes_may_differ_by_a_few_ulp(steps: float, 
     assert len(findings) == count
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 1.02), (torch.float16, 1.003)], ids=str)
+def test_a_computed_buffer_of_a_narrow_format_may_differ_by_its_rounding_alone(
+    dtype: torch.dtype, factor: float
+) -> None:
+    assert changed("inv_freq", within(COMPUTED_ULP - 1), dtype) == []
+    assert [f.path for f in changed("inv_freq", Model().inv_freq * factor, dtype)] == ["inv_freq"]
+
+
 def test_a_stored_buffer_may_not() -> None:
     scale = Model().scale
     scale[0] += 2.0**-26
@@ -199,8 +209,104 @@ def test_a_parameter_that_can_not_be_put_together_is_unchecked() -> None:
     missing = {name: e for name, e in trace.parameters.items() if name != "up.bias"}
     _, _, unchecked = check_parameters(reference=Model(), trace=replace(trace, parameters=missing), view=ALL)
     assert unchecked == [Unchecked(module="up", why="the candidate's bias could not be put together")]
-    trace = replace(trace, parameters=missing, unmatched_parameters=(("up.bias",), ()))
-    assert check_parameters(reference=Model(), trace=trace, view=ALL)[2] == []
+
+
+def lacking(
+    *names: str, reference: nn.Module | None = None, **fields: object
+) -> tuple[list[Finding], list[str]]:
+    """Check a candidate without these parameters; return findings, and why others are unchecked."""
+    reference = reference or Model()
+    trace = traced(reference)
+    present = {name: e for name, e in trace.parameters.items() if name not in names}
+    trace = replace(trace, parameters=present, unmatched_parameters=(names, ()), **fields)  # type: ignore[arg-type]
+    _, findings, unchecked = check_parameters(reference=reference, trace=trace, view=ALL)
+    return findings, [f"{u.module}: {u.why}" for u in unchecked]
+
+
+def test_a_parameter_that_the_candidate_lacks_is_found() -> None:
+    (finding,), unchecked = lacking("up.bias", missing_parameters=("up.bias",))
+    assert (finding.module, finding.path, finding.check) == ("up", "bias", Check.PARAMETER)
+    assert (finding.verdict, finding.arm) == (Verdict.DIVERGENT, Arm.EXACT)
+    assert finding.summary == "up: parameter bias: the candidate has no such parameter"
+    assert unchecked == []
+
+
+def test_a_parameter_without_partner_is_unchecked_where_its_module_did_not_run() -> None:
+    why = "bias is not compared: the candidate has none under this name, and the module did not run"
+    assert lacking("up.bias") == ([], [f"up: {why}"])
+    assert lacking("up.bias", unmatched_reference=("up",)) == ([], [])
+
+
+def test_a_buffer_that_each_side_computes_may_be_on_one_side_alone() -> None:
+    assert lacking("inv_freq", missing_parameters=("inv_freq",)) == ([], [])
+
+
+def test_the_other_name_of_a_tied_parameter_may_be_missing() -> None:
+    reference = nn.Module()
+    reference.embed, reference.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+    reference.head.weight = reference.embed.weight
+    assert lacking("head.weight", reference=reference, missing_parameters=("head.weight",)) == ([], [])
+
+
+def hashed(value: Tensor, *, world_size: int = 1, dtype: str = "bfloat16") -> Trace:
+    """Return a trace whose `up.weight` has no values, but the hashes of its rows, split over the ranks."""
+
+    def refuse(view: View) -> LogicalTensor:
+        raise CaptureError("its values are not stored")
+
+    share = len(value) // world_size
+    parts = tuple(
+        Part(rank=rank, box=((share * rank, share * (rank + 1)), (0, value.shape[1])))
+        for rank in range(world_size)
+    )
+    hashes, _ = row_hashes(value.to(getattr(torch, dtype)))
+    trace = traced(Model(), world_size=world_size)
+    large = Edge(
+        path="up.weight",
+        dtype=dtype,
+        shape=tuple(value.shape),
+        read=refuse,
+        parts=parts,
+        row_hashes=lambda view: hashes,
+    )
+    return replace(trace, parameters={**trace.parameters, "up.weight": large})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("block", [1, 1 << 22])
+def test_equal_row_hashes_are_aligned(dtype: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "BLOCK", block)
+    value = weight()
+    value[0, 0] = -0.0
+    reference = Model()
+    reference.up.weight.data[0, 0] = -0.0
+    trace = hashed(value, dtype=dtype)
+    judgements, findings, unchecked = check_parameters(reference=reference, trace=trace, view=ALL)
+    assert (findings, unchecked) == ([], [])
+    assert {j.verdict for j in judgements if (j.module, j.path) == ("up", "weight")} == {Verdict.ALIGNED}
+
+
+def test_a_row_of_another_hash_is_found_with_its_rank() -> None:
+    wrong = weight()
+    wrong[7, 2] *= 2
+    view = View(ranks=(0, 1))
+    _, (finding,), _ = check_parameters(reference=Model(), trace=hashed(wrong, world_size=2), view=view)
+    assert finding.rank == 1
+    assert finding.summary == (
+        "up: parameter weight on rank 1 differs in 1 of 12 rows (7); their values are not stored, only their "
+        "hashes"
+    )
+    other = View(ranks=(0,))
+    assert check_parameters(reference=Model(), trace=hashed(wrong, world_size=2), view=other)[1] == []
+
+
+def test_row_hashes_that_can_not_be_had_leave_a_parameter_unchecked() -> None:
+    trace = hashed(weight())
+    edge = replace(trace.parameters["up.weight"], row_hashes=None)
+    trace = replace(trace, parameters={**trace.parameters, "up.weight": edge})
+    _, findings, unchecked = check_parameters(reference=Model(), trace=trace, view=ALL)
+    assert findings == []
+    assert unchecked == [Unchecked(module="up", why="weight is not compared: its values are not stored")]
 
 
 def test_a_parameter_that_can_not_be_read_is_unchecked_with_the_reason() -> None:

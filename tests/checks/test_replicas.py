@@ -6,21 +6,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.align.build import run_model
+from tests.align.build import run_model, tensor_ref
 from validator.align.builder import build_trace
-from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
+from validator.align.edges import join
+from validator.align.traces import Edge, Trace, TraceCall, View
+from validator.capturing.records import Mesh, Placement
 from validator.checks.findings import Arm, Check, Evidence, Finding, Verdict
 from validator.checks.replicas import check_replicas
 
 
 def replicated(values: Sequence[Tensor], path: str = "") -> Edge:
     """Return an edge of which each rank has its own copy."""
-    disagreeing = tuple(rank for rank, value in enumerate(values) if not torch.equal(value, values[0]))
-
-    def read(view: View) -> LogicalTensor:
-        return LogicalTensor(data=values[view.ranks[0]], parts=(), dims=("token", "channel"))
-
-    return Edge(path=path, dtype="float32", shape=tuple(values[0].shape), read=read, disagreeing=disagreeing)
+    refs = {rank: tensor_ref(value) for rank, value in enumerate(values)}
+    return join(refs, path=path, shape=values[0].shape, dims_of=lambda *_: ("token", "channel")).edge
 
 
 def same(count: int = 3) -> list[Tensor]:
@@ -101,9 +99,39 @@ def test_a_finding_shows_the_place_and_the_values_of_both_replicas() -> None:
 
 
 def test_several_ranks_apart_are_all_named_and_none_is_singled_out() -> None:
-    _, (finding,) = check_replicas(trace(call("norm", 0, same(), apart(1, 2), parent=None)), [])
+    made = trace(call("norm", 0, same(4), apart(1, 2, count=4), parent=None), world_size=4)
+    _, (finding,) = check_replicas(made, [])
     assert finding.rank is None
-    assert "rank 1, 2 differs" in finding.summary
+    assert "rank 1, 2 differs from rank 0" in finding.summary
+
+
+def test_of_two_ranks_that_differ_none_is_blamed() -> None:
+    made = trace(call("norm", 0, same(2), apart(1, count=2), parent=None), world_size=2)
+    _, (finding,) = check_replicas(made, [])
+    assert finding.rank is None
+    assert "rank 1 differs from rank 0" in finding.summary
+
+
+def test_the_lowest_rank_is_blamed_where_the_others_agree() -> None:
+    _, (finding,) = check_replicas(trace(call("norm", 0, same(), apart(0), parent=None)), [])
+    assert finding.rank == 0
+    assert "rank 0 differs from rank 1 in 1 of 8" in finding.summary
+    assert (finding.evidence.reference, finding.evidence.candidate) == (1.0, 5.0)
+
+
+def test_replicas_are_compared_with_the_lowest_rank_that_holds_them() -> None:
+    shards = [torch.zeros(2, 4), torch.zeros(2, 4), torch.ones(2, 4), torch.full((2, 4), 3.0)]
+    mesh = Mesh(axes=("tp", "dp"), shape=(2, 2), ranks=(0, 1, 2, 3))
+    placements = (Placement(kind="shard", dim=0), Placement(kind="replicate"))
+    refs = {
+        rank: tensor_ref(shard, mesh=mesh, placements=placements, global_shape=(4, 4))
+        for rank, shard in enumerate(shards)
+    }
+    made = join(refs, path="", shape=(4, 4), dims_of=lambda *_: ("token", "channel")).edge
+    norm = replace(call("norm", 0, same(4), same(4), parent=None), outputs={"": made})
+    _, (finding,) = check_replicas(trace(norm, world_size=4), [])
+    assert finding.rank is None
+    assert "rank 3 differs from rank 2 in 8 of 16" in finding.summary
 
 
 def test_a_parent_is_not_blamed_for_its_child() -> None:
@@ -149,7 +177,7 @@ def test_one_rank_has_no_replicas() -> None:
 
 
 def test_a_captured_run_whose_norm_differs_on_one_rank_names_it() -> None:
-    made = build_trace(cand=run_model(world=2, norm_factor={1: 1.01}), ref=run_model()[0])
+    made = build_trace(cand=run_model(world=3, norm_factor={1: 1.01}), ref=run_model()[0])
     assert len(made.views) == 2
     _, findings = check_replicas(made, [])
     assert [(f.module, f.rank) for f in findings] == [("norm", 1)]

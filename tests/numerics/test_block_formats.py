@@ -132,7 +132,7 @@ def test_packed_float4_is_unpacked_low_half_first() -> None:
     packed = torch.tensor([[0x21, 0xF0]], dtype=torch.uint8)
     assert unpack_float4(packed).tolist() == [[1, 2, 0, 15]]
     assert unpack_float4(packed.view(torch.float4_e2m1fn_x2)).tolist() == [[1, 2, 0, 15]]
-    with pytest.raises(ComparisonError, match="packed float4 was given as torch.int32"):
+    with pytest.raises(ComparisonError, match=r"packed float4 was given as torch\.int32"):
         unpack_float4(packed.int())
 
 

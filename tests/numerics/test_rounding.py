@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from validator.errors import ComparisonError
 from validator.numerics.formats import FORMATS, Format, format_of
-from validator.numerics.rounding import round_nearest, round_stochastic
+from validator.numerics.rounding import round_nearest, round_stochastic, round_toward_zero
 
 NARROWER = [fmt for fmt in FORMATS.values() if fmt.bits < 64]
 FEW_VALUES = [fmt for fmt in NARROWER if fmt.bits <= 16]
@@ -208,3 +208,23 @@ def test_float64_is_kept_as_it_is_and_other_inputs_are_refused() -> None:
         round_nearest(y.float(), format_of("bfloat16"))
     with pytest.raises(ComparisonError, match=r"torch\.float32"):
         round_stochastic(y.float(), format_of("bfloat16"), generator())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("bfloat16", 1 + 2**-7 - 2**-40, 1.0),
+        ("bfloat16", 1 + 2**-7, 1 + 2**-7),
+        ("float16", 1.75 * 2**-24, 2**-24),  # a subnormal
+        ("float16", 0.75 * 2**-24, 0.0),
+        ("float16", 1e9, 65504.0),
+        ("float16", float("inf"), float("inf")),
+        ("float8_e4m3fn", 1e9, 448.0),
+        ("float32", 1 + 2**-24 + 2**-30, 1.0),
+    ],
+)
+def test_rounding_toward_zero_never_grows(sign: float, name: str, value: float, expected: float) -> None:
+    rounded = round_toward_zero(torch.tensor([sign * value], dtype=torch.float64), FORMATS[name])
+    assert rounded.item() == sign * expected
+    assert rounded.signbit().item() == (sign < 0)

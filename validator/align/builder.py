@@ -6,7 +6,7 @@ from typing import Any
 
 from validator.align.calls import MatchedCall, match_calls
 from validator.align.dims import RootSizes, dims_of, root_sizes
-from validator.align.edges import DimsOf, JoinedEdge, find_views, join_side
+from validator.align.edges import DimsOf, JoinedEdge, JoinedSide, find_views, is_mask, join_side
 from validator.align.names import map_modules
 from validator.align.parameters import join_parameters
 from validator.align.partials import SumsByCall, find_partials, sums_by_call
@@ -52,7 +52,8 @@ def build_trace(
     matched = match_calls(cand=cand, ref=ref, modules=modules)
     problems = [*parameters.problems, *matched.problems]
     joiner = _CallJoiner(ref, layouts, sums_by_call(cand), problems)
-    calls = {(call.ref.module, call.ref.n): joiner.join(call) for call in matched.calls}
+    joined_calls = [joiner.join(call) for call in matched.calls]
+    calls = {(call.module, call.n): call for call in joined_calls if call is not None}
     shared = set(modules.values())
     return Trace(
         calls=calls,
@@ -61,14 +62,19 @@ def build_trace(
         views=find_views((c.rank for c in cand), [*parameters.edges.values(), *joiner.edges]),
         world_size=len(cand),
         problems=tuple(problems),
+        missing_outputs=tuple(dict.fromkeys(joiner.missing_outputs)),
         unmatched_reference=tuple(name for name in theirs if name not in shared),
         unmatched_candidate=tuple(name for name in ours if name not in modules),
         unmatched_parameters=parameters.unmatched,
+        missing_parameters=parameters.missing,
     )
 
 
+_Key = tuple[str, int]
+
+
 class _CallJoiner:
-    """Joins call after call, and collects the edges and the problems on the way."""
+    """Joins call after call, outer ones first, and collects the edges and the problems on the way."""
 
     def __init__(
         self,
@@ -78,14 +84,19 @@ class _CallJoiner:
         problems: list[tuple[str, str]],
     ) -> None:
         self.edges: list[JoinedEdge] = []
+        self.missing_outputs: list[tuple[str, str]] = []
+        self._left_out: dict[_Key, _Key | None] = {}  # with the call that encloses it
         self._ref = ref
         self._layouts = layouts
         self._sums = sums
         self._problems = problems
         self._sizes = _root_sizes(ref)
 
-    def join(self, call: MatchedCall) -> TraceCall:
+    def join(self, call: MatchedCall) -> TraceCall | None:
         """Join all that is at the edges of one call.
+
+        Returns:
+            None for a call whose inputs mean something else on each side: its code is part of its caller's.
 
         Raises:
             MismatchError: it is the model's own call, and its inputs or vocabulary differ in size.
@@ -94,37 +105,48 @@ class _CallJoiner:
         first = call.cand[min(call.cand)]
         layout = self._layouts.get(first.module, Layout())
         dims = self._dims_of(ref.module)
-        inputs, bad_inputs = join_side(
+        parent = (call.parent.module, call.parent.n) if call.parent else None
+        parent = self._left_out.get(parent, parent) if parent else None
+        inputs = join_side(
             cand={rank: ours.inputs for rank, ours in call.cand.items()},
             ref=ref.inputs,
             dims_of=dims,
             declared=layout.input,
         )
-        outputs, bad_outputs = join_side(
+        outputs = join_side(
             cand={rank: ours.outputs for rank, ours in call.cand.items()},
             ref=ref.outputs,
             dims_of=dims,
             declared=layout.output,
         )
         if ref.parent is None:
-            _require_same_run(bad_inputs, bad_outputs)
-        for side, bad in (("input", bad_inputs), ("output", bad_outputs)):
+            _require_same_run(inputs.problems, outputs.problems)
+        if why := _unlike(inputs):
+            self._problems.append((ref.module, why))
+            if ref.parent is not None:
+                self._left_out[ref.module, ref.n] = parent
+                return None
+        for side, bad in (("input", inputs.problems), ("output", outputs.problems)):
             for path, why in bad.items():
                 self._problems.append((ref.module, " ".join(filter(None, (side, path))) + f": {why}"))
+        for path in outputs.unpaired[0]:
+            name = " ".join(filter(None, ("output", path)))
+            self._problems.append((ref.module, f"{name}: the candidate has no such output"))
+            self.missing_outputs.append((ref.module, path))
         try:
-            partials = find_partials(calls=call.cand, sums=self._sums, inputs=inputs)
+            partials = find_partials(calls=call.cand, sums=self._sums, inputs=inputs.edges)
         except LayoutError as error:
             partials = ()
             self._problems.append((ref.module, str(error)))
-        self.edges += [*inputs.values(), *outputs.values()]
+        self.edges += [*inputs.edges.values(), *outputs.edges.values()]
         return TraceCall(
             module=ref.module,
             candidate_module=first.module,
             n=ref.n,
-            parent=(call.parent.module, call.parent.n) if call.parent else None,
+            parent=parent,
             order=ref.start,
-            inputs={path: joined.edge for path, joined in inputs.items()},
-            outputs={path: joined.edge for path, joined in outputs.items()},
+            inputs={path: joined.edge for path, joined in inputs.edges.items()},
+            outputs={path: joined.edge for path, joined in outputs.edges.items()},
             values={path: value for path, value in first.inputs.items() if not isinstance(value, TensorRef)},
             partials=partials,
         )
@@ -137,6 +159,18 @@ class _CallJoiner:
             dims_of, batch=self._sizes.batch, tokens=self._sizes.tokens, module_type=info.type if info else ""
         )
         return lambda shape, path: of_module(shape, path=path)
+
+
+def _unlike(inputs: JoinedSide) -> str | None:
+    """Say which inputs have no counterpart, or return None. Masks need none: kernels have their own."""
+    names = [[path for path in paths if not is_mask(path)] for paths in inputs.unpaired]
+    if not any(names):
+        return None
+    theirs, ours = (", ".join(paths) if paths else "none" for paths in names)
+    return (
+        f"inputs without a counterpart: {theirs} of the reference, {ours} of the candidate; "
+        "its caller is judged as one function through it"
+    )
 
 
 def _fired(capture: RankCapture) -> list[str]:

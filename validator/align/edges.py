@@ -10,12 +10,12 @@ import torch
 from validator.align.traces import Edge, LogicalTensor, View
 from validator.capturing.records import Placement, TensorMeta, TensorRef
 from validator.errors import LayoutError
-from validator.sharding.placements import disagreeing, place
+from validator.sharding.placements import disagreeing, odd_one_out, place
 from validator.sharding.plan import Plan
 from validator.sharding.stream import can_stream, stream
 from validator.sharding.unshard import unshard
 
-__all__ = ["JoinedEdge", "find_views", "join", "join_side"]
+__all__ = ["JoinedEdge", "JoinedSide", "find_views", "is_mask", "join", "join_side"]
 
 DimsOf = Callable[[Sequence[int], str], tuple[str, ...]]
 
@@ -27,6 +27,21 @@ class JoinedEdge:
     edge: Edge
     plan: Plan
     metas: Mapping[int, TensorMeta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSide:
+    """All inputs, or all outputs, of one call.
+
+    Attributes:
+        edges: by the reference's path.
+        problems: why what both sides have could not be joined, by the reference's path.
+        unpaired: paths of floating tensors that the other side lacks: (of the reference, of the candidate).
+    """
+
+    edges: Mapping[str, JoinedEdge]
+    problems: Mapping[str, str]
+    unpaired: tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def join(
@@ -48,16 +63,19 @@ def join(
         raise LayoutError(", ".join(f"rank {rank} is {dtype}" for rank, dtype in dtypes.items()))
     plan = place(metas, shape=shape, declared=declared)
     dims = dims_of(plan.shape, path)
+    differing = disagreeing(plan, metas)
+    has_copies_only = len(plan.copies) == 1 and not differing
     edge = Edge(
         path=path,
         dtype=dtypes[min(dtypes)],
         shape=plan.shape,
         read=partial(_read, plan=plan, refs=refs, dims=dims),
-        disagreeing=disagreeing(plan, metas),
+        disagreeing=differing,
+        odd_rank=odd_one_out(plan, metas) if differing else None,
         stream=partial(_stream, plan=plan, refs=refs) if can_stream(plan) else None,
         parts=plan.parts(metas),
         dims=dims,
-        checksum=metas[min(metas)].checksum if len(plan.copies) == 1 else None,
+        checksum=metas[min(metas)].checksum if has_copies_only else None,
     )
     return JoinedEdge(edge=edge, plan=plan, metas=metas)
 
@@ -68,44 +86,70 @@ def join_side(
     ref: Mapping[str, Any],
     dims_of: DimsOf,
     declared: Placement | None = None,
-) -> tuple[dict[str, JoinedEdge], dict[str, str]]:
+) -> JoinedSide:
     """Join all inputs, or all outputs, of one call.
 
-    Paths that are no tensor on one side, and kinds of number that differ (a boolean mask and an
-    additive one), are left out: how masks are passed is the implementation's choice. The only
-    tensors of both sides are the same edge, whatever their paths.
+    Tensors of one path are one edge. Those that are left are paired by position where kind of number,
+    count and shapes agree: the argument of another name, the tuple in place of a mapping. Paths that are
+    None or another object on one side, and kinds of number that differ (a boolean mask and an additive
+    one), are left out: how masks are passed is the implementation's choice.
 
     Args:
         cand: each rank's values by path.
         ref: the reference's values by path.
         dims_of: meaning of the dims of a shape at a path.
         declared: the target's `layout` for this side.
-
-    Returns:
-        The edges by path, and why the others could not be joined, by path.
     """
-    edges: dict[str, JoinedEdge] = {}
-    problems: dict[str, str] = {}
     theirs = _tensors(ref)
     ours = {rank: _tensors(values) for rank, values in cand.items()}
-    if len(theirs) == 1:
-        # A bare tensor on one side and a tuple of one on the other, or an argument of another name.
-        ours = {
-            rank: dict(zip(theirs, tensors.values(), strict=True)) if len(tensors) == 1 else tensors
-            for rank, tensors in ours.items()
-        }
-    for path, ref_value in theirs.items():
-        refs = {rank: tensors[path] for rank, tensors in ours.items() if path in tensors}
-        kinds = {_kind(tensor.meta.dtype) for tensor in refs.values()}
-        if kinds != {_kind(ref_value.meta.dtype)}:
-            continue
+    all_ours = {path: tensor for tensors in ours.values() for path, tensor in tensors.items()}
+    edges: dict[str, JoinedEdge] = {}
+    problems: dict[str, str] = {}
+
+    def join_pair(path: str, our_path: str) -> None:
+        refs = {rank: tensors[our_path] for rank, tensors in ours.items() if our_path in tensors}
+        kinds = {_kind(tensor) for tensor in refs.values()}
+        if kinds == {_kind(theirs[path])}:
+            shape = theirs[path].meta.shape
+            edges[path] = join(refs, path=path, shape=shape, dims_of=dims_of, declared=declared)
+
+    if len(theirs) == 1 and all(len(tensors) == 1 for tensors in ours.values()) and len(all_ours) == 1:
+        pairs = dict(zip(theirs, all_ours, strict=True))
+    else:
+        pairs = {path: path for path in theirs if path in all_ours}
+    for path, our_path in pairs.items():
         try:
-            edges[path] = join(
-                refs, path=path, shape=ref_value.meta.shape, dims_of=dims_of, declared=declared
-            )
+            join_pair(path, our_path)
         except LayoutError as error:
             problems[path] = str(error)
-    return edges, problems
+    left = [p for p in theirs if p not in pairs and not any(_holds(values, p) for values in cand.values())]
+    our_left = [p for p in all_ours if p not in pairs.values() and not _holds(ref, p)]
+    for role in {_role(path, theirs) for path in left}:
+        names = [path for path in left if _role(path, theirs) == role]
+        our_names = [path for path in our_left if _role(path, all_ours) == role]
+        if len(names) != len(our_names):
+            continue
+        try:
+            for path, our_path in zip(names, our_names, strict=True):
+                join_pair(path, our_path)
+        except LayoutError:
+            for path in names:
+                edges.pop(path, None)
+            continue
+        left = [path for path in left if path not in names]
+        our_left = [path for path in our_left if path not in our_names]
+    unpaired = (
+        tuple(path for path in left if _kind(theirs[path]) == "float"),
+        tuple(path for path in our_left if _kind(all_ours[path]) == "float"),
+    )
+    return JoinedSide(
+        edges={path: edges[path] for path in theirs if path in edges}, problems=problems, unpaired=unpaired
+    )
+
+
+def is_mask(path: str) -> bool:
+    """Tell whether a path is that of a mask, by its name."""
+    return any(part.endswith("mask") for part in path.split("/"))
 
 
 def find_views(ranks: Iterable[int], edges: Iterable[JoinedEdge]) -> tuple[View, ...]:
@@ -141,8 +185,18 @@ def _tensors(values: Mapping[str, Any]) -> dict[str, TensorRef]:
     return {path: value for path, value in values.items() if isinstance(value, TensorRef)}
 
 
-def _kind(dtype: str) -> str:
+def _holds(values: Mapping[str, Any], path: str) -> bool:
+    """Tell whether these values have anything at a path or around it, None say in place of a tuple."""
+    parts = path.split("/")
+    return any("/".join(parts[:count]) in values for count in range(1, len(parts) + 1))
+
+
+def _role(path: str, tensors: Mapping[str, TensorRef]) -> tuple[str, bool]:
+    return _kind(tensors[path]), is_mask(path)
+
+
+def _kind(tensor: TensorRef) -> str:
     for kind in ("complex", "float", "bool"):
-        if kind in dtype:
+        if kind in tensor.meta.dtype:
             return kind
     return "int"

@@ -1,23 +1,31 @@
 """Parameters and buffers of the candidate, joined under the reference's names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from validator.align.dims import parameter_dims
 from validator.align.edges import JoinedEdge, join
+from validator.align.traces import View
+from validator.capturing.digest import row_hashes
 from validator.capturing.records import Parameter, RankCapture
 from validator.errors import LayoutError, MismatchError
+from validator.sharding.plan import Plan
 
 __all__ = ["JoinedParameters", "join_parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedParameters:
-    """Edges and candidate names by the reference's name, names without partner, and what did not fit."""
+    """Edges and candidate names by the reference's name, names without partner, and what did not fit.
+
+    `missing` are those of the reference's names without partner that nothing of the candidate can stand for.
+    """
 
     edges: Mapping[str, JoinedEdge]
     candidate_names: Mapping[str, str]
     unmatched: tuple[tuple[str, ...], tuple[str, ...]]
+    missing: tuple[str, ...]
     problems: tuple[tuple[str, str], ...]
 
 
@@ -47,12 +55,14 @@ def join_parameters(
         ours = by_name[names[name]]
         shape = theirs.ref.meta.shape
         try:
-            edges[name] = join(
+            joined = join(
                 {rank: parameter.ref for rank, parameter in ours.items()},
                 path=name,
                 shape=shape,
                 dims_of=lambda shape, _: parameter_dims(shape),
             )
+            edge = replace(joined.edge, row_hashes=_row_hashes(joined.plan, ours))
+            edges[name] = replace(joined, edge=edge)
         except LayoutError as error:
             if _is_vocabulary(name, ref):
                 _require_rows(name, ours, shape)
@@ -63,15 +73,73 @@ def join_parameters(
             f"the reference's; the first is {problems[0][1]}"
         )
     known = set(names.values())
+    unmatched = tuple(name for name in by_name if name not in known)
+    lacking = tuple(name for name in ref.parameters if name not in names)
     return JoinedParameters(
         edges=edges,
         candidate_names={new: names[new] for new in edges},
-        unmatched=(
-            tuple(name for name in ref.parameters if name not in names),
-            tuple(name for name in by_name if name not in known),
-        ),
+        unmatched=(lacking, unmatched),
+        missing=_missing(lacking, cand, rename, [rename(name) or name for name in unmatched]),
         problems=tuple(problems),
     )
+
+
+def _missing(
+    lacking: Sequence[str],
+    cand: Sequence[RankCapture],
+    rename: Callable[[str], str | None],
+    unmatched: Sequence[str],
+) -> tuple[str, ...]:
+    """Return the parameters that the candidate lacks for sure, although it has their module.
+
+    A parameter of its own in that module, below or around it may be the same under another name, or fused.
+    """
+    modules = {rename(name) for capture in cand for name in _captured_modules(capture)}
+
+    def is_near(module: str, owner: str) -> bool:
+        outer, inner = sorted((f"{name}." if name else "" for name in (module, owner)), key=len)
+        return inner.startswith(outer)
+
+    others = {name.rpartition(".")[0] for name in unmatched}
+    owners = {name: name.rpartition(".")[0] for name in lacking}
+    return tuple(
+        name
+        for name, module in owners.items()
+        if module in modules and not any(is_near(module, other) for other in others)
+    )
+
+
+def _captured_modules(capture: RankCapture) -> set[str]:
+    """Return the modules whose parameters the capture would hold: all, unless only some were selected."""
+    recorded = {call.module for call in capture.calls}
+    if all(name in recorded for name, info in capture.modules.items() if info.calls):
+        return set(capture.modules)
+    return recorded | {name.rpartition(".")[0] for name in capture.parameters}
+
+
+def _row_hashes(plan: Plan, ours: Mapping[int, Parameter]) -> Callable[[View], tuple[str, ...]] | None:
+    """Return what reads the rows' hashes; None where all values are stored or a row is not on one rank."""
+    if plan.reduce is not None or all(parameter.row_hashes is None for parameter in ours.values()):
+        return None
+    boxes = [segment.logical for holding in plan.holdings for segment in holding.segments]
+    is_whole = all(box == plan.whole for box in boxes)
+    if not is_whole and (len(plan.shape) < 2 or any(box[1:] != plan.whole[1:] for box in boxes)):
+        return None
+    return partial(_read_hashes, plan=plan, ours=ours)
+
+
+def _read_hashes(view: View, *, plan: Plan, ours: Mapping[int, Parameter]) -> tuple[str, ...]:
+    rows: dict[int, str] = {}
+    # The ranks of the view come last: theirs are taken where several hold the same rows.
+    for holding in sorted(plan.holdings, key=lambda h: (h.rank in view.ranks, -h.rank)):
+        parameter = ours[holding.rank]
+        hashes = parameter.row_hashes or row_hashes(parameter.ref.read())[0]
+        if len(plan.shape) < 2:
+            rows[0] = hashes[0]
+            continue
+        for segment in holding.segments:
+            rows |= dict(zip(range(*segment.logical[0]), hashes[slice(*segment.local[0])], strict=True))
+    return tuple(rows[row] for row in sorted(rows))
 
 
 def _is_vocabulary(name: str, ref: RankCapture) -> bool:

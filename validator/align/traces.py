@@ -53,10 +53,14 @@ class Edge:
         shape: of the logical tensor.
         read: the logical tensor as a view saw it.
         disagreeing: ranks whose replica differs from that of the lowest rank; empty if all agree.
+        odd_rank: the one rank whose replica differs from those of a majority, which are alike; None where
+            fewer than three ranks hold replicas, or nothing says which is the odd one.
         stream: yields what `read` returns in flat blocks, row-major; None where that takes the whole tensor.
         parts: which rank held which part, copies included.
         dims: meaning of each dim, as in `LogicalTensor`.
-        checksum: of the bytes, where one rank's tensor is the whole; else None.
+        checksum: of the bytes, where each rank holds the whole and all agree; else None.
+        row_hashes: of a parameter whose values are not stored on some rank: `digest.row_hashes` of what
+            `read` would return; None where they are stored, or the ranks' rows are no whole rows of it.
     """
 
     path: str
@@ -64,10 +68,12 @@ class Edge:
     shape: tuple[int, ...]
     read: Callable[[View], LogicalTensor] = field(repr=False, compare=False)
     disagreeing: tuple[int, ...] = ()
+    odd_rank: int | None = None
     stream: Callable[[View], Iterator[torch.Tensor]] | None = field(default=None, repr=False, compare=False)
     parts: tuple[Part, ...] = ()
     dims: tuple[str, ...] = ()
     checksum: str | None = None
+    row_hashes: Callable[[View], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
 
     def blocks(self, view: View) -> Iterator[torch.Tensor]:
         """Yield the elements as a view saw them, in row-major order, in flat tensors, at least one."""
@@ -129,8 +135,11 @@ class Trace:
         views: see `View`; one that holds all ranks where every replica agrees.
         world_size: number of ranks.
         problems: edges that could not be put together: `(module, why)`.
+        missing_outputs: floating outputs that the reference has and the candidate has not: `(module, path)`.
         unmatched_reference, unmatched_candidate: modules that fired on one side alone.
         unmatched_parameters: names on one side alone: (of the reference, of the candidate).
+        missing_parameters: those of the reference alone whose module the candidate has, captured, with
+            nothing that could stand in for them.
     """
 
     calls: Mapping[tuple[str, int], TraceCall]
@@ -139,6 +148,8 @@ class Trace:
     views: tuple[View, ...]
     world_size: int
     problems: tuple[tuple[str, str], ...] = ()
+    missing_outputs: tuple[tuple[str, str], ...] = ()
     unmatched_reference: tuple[str, ...] = ()
     unmatched_candidate: tuple[str, ...] = ()
     unmatched_parameters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    missing_parameters: tuple[str, ...] = ()

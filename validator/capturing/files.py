@@ -236,11 +236,12 @@ def damage_explained(path: Path) -> Iterator[None]:
 
 
 def _open(path: Path) -> h5py.File:
+    # Chunks are read once: keeping them would take megabytes of memory for every dataset.
     try:
-        return h5py.File(path, "r")
+        return h5py.File(path, "r", rdcc_nbytes=0)
     except BlockingIOError:
         # Whoever is writing it holds the lock.
-        return h5py.File(path, "r", locking=False)
+        return h5py.File(path, "r", rdcc_nbytes=0, locking=False)
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ hooks make of them (a parallel style that redistributes a DTensor, for instance)
 import json
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +17,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .copies import HostCopy, copy_tensor
+from .naming import NameDealer, Scope
 from .records import Mesh
 from .schema import escape_fqn, module_path
 from .selection import Selection
-from .values import bind_arguments, escape_part, flatten
+from .values import flatten, flatten_arguments
 from .writer import CaptureWriter
 
 __all__ = ["OpenCall", "Recorder"]
@@ -31,17 +32,21 @@ class OpenCall:
     """A module call that has not returned.
 
     Attributes:
-        fqn: the module's name, for this call.
+        scope: its name, and the names of its children.
         id: number of the call, or None if it is not recorded.
         collectives: how many there were of each kind since it began.
     """
 
     module: nn.Module
-    fqn: str
+    scope: Scope
     id: int | None
     exception: BaseException | None
-    dealt: Counter[int] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def fqn(self) -> str:
+        """The module's name, for this call."""
+        return self.scope.fqn
 
 
 class Recorder:
@@ -70,18 +75,11 @@ class Recorder:
         self._writer = writer
         self._selection = selection
         self._stack: list[OpenCall] = []
-        self.outermost = OpenCall(module=model, fqn="", id=None, exception=None)
+        self.outermost = OpenCall(module=model, scope=Scope(), id=None, exception=None)
         self._events = 0
         self._handles: list[RemovableHandle] = []
-        self._names: dict[int, list[str]] = defaultdict(list)
-        self._modules: dict[int, nn.Module] = {}
-        self._rows: dict[str, int] = {}
-        self._types: dict[str, str] = {}
-        for fqn, module in model.named_modules(remove_duplicate=False):
-            self._names[id(module)].append(fqn)
-            self._modules[id(module)] = module
-            self._rows[fqn] = len(self._rows)
-            self._types[fqn] = f"{type(module).__module__}.{type(module).__qualname__}"
+        self._dealer = NameDealer(model)
+        self._rows = {fqn: row for row, fqn in enumerate(self._dealer.modules)}
 
     @property
     def fqns(self) -> tuple[str, ...]:
@@ -90,9 +88,10 @@ class Recorder:
 
     def install(self) -> None:
         """Write the list of modules and hook each of them."""
-        for fqn in self.fqns:
-            self._writer.append("modules", escape_fqn(fqn), self._types[fqn])
-        for module in self._modules.values():
+        for fqn, module in self._dealer.modules.items():
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            self._writer.append("modules", escape_fqn(fqn), kind)
+        for module in {id(module): module for module in self._dealer.modules.values()}.values():
             self._handles += [
                 module.register_forward_pre_hook(self._before, with_kwargs=True),
                 # Called for a module that raises too: the stack of open calls stays right.
@@ -135,15 +134,15 @@ class Recorder:
         return True
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        fqn = self._name(module)
+        fqn = self._dealer.name(module, (self.innermost() or self.outermost).scope)
         n = self.calls[fqn]
         self.calls[fqn] += 1
         recorded = self._selection.keeps_module(fqn) and self._selection.keeps_call(n)
         parent = self.enclosing()
-        call = OpenCall(module=module, fqn=fqn, id=None, exception=sys.exc_info()[1])
+        call = OpenCall(module=module, scope=Scope(fqn), id=None, exception=sys.exc_info()[1])
         leaves = {}
         if recorded or (not self._stack and not self.inputs):
-            leaves = _leaves(bind_arguments(module, args, kwargs))
+            leaves = flatten_arguments(module, args, kwargs)
         if not self._stack and not self.inputs:
             self._keep_inputs(leaves)
         self._stack.append(call)
@@ -181,23 +180,3 @@ class Recorder:
     def _keep_inputs(self, leaves: Mapping[str, Any]) -> None:
         copies = {name: copy_tensor(x) for name, x in leaves.items() if isinstance(x, torch.Tensor)}
         self.inputs = {name: copy for name, copy in copies.items() if copy is not None}
-
-    def _name(self, module: nn.Module) -> str:
-        """Choose among the names of a module: those below the enclosing call's, dealt out in turn."""
-        names = self._names[id(module)]
-        if len(names) == 1:
-            return names[0]
-        enclosing = self.innermost() or self.outermost
-        prefix = f"{enclosing.fqn}." if enclosing.fqn else ""
-        names = [name for name in names if name.startswith(prefix)] or names
-        turn = enclosing.dealt[id(module)]
-        enclosing.dealt[id(module)] += 1
-        return names[turn % len(names)]
-
-
-def _leaves(bound: Mapping[str, Any]) -> dict[str, Any]:
-    # A name of `bind_arguments` can have parts of its own (`args/0`).
-    leaves: dict[str, Any] = {}
-    for name, value in bound.items():
-        leaves |= flatten(value, "/".join(escape_part(part) for part in name.split("/")))
-    return leaves

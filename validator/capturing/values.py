@@ -5,16 +5,25 @@ A path is the parts from the outside in, joined by `/`: `hidden_states`, `positi
 a legal and harmless HDF5 name.
 """
 
+import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import quote, unquote
 
 import torch
 from torch import nn
 
-__all__ = ["bind_arguments", "escape_part", "flatten", "rebuild", "tensors", "unescape_part"]
+__all__ = [
+    "bind_arguments",
+    "escape_part",
+    "flatten",
+    "flatten_arguments",
+    "rebuild",
+    "tensors",
+    "unescape_part",
+]
 
 _PLAIN = " !\"#$&'()*+,-.:;<=>?@[]^_`{|}~\\"
 
@@ -59,11 +68,7 @@ def rebuild(value: Any, replace: Callable[[str, Any], Any], path: str = "") -> A
     new = {name: rebuild(child, replace, _join(path, name)) for name, child in children.items()}
     if isinstance(value, Mapping):
         keys = dict(zip(children, value, strict=True))
-        copy = {keys[name]: child for name, child in new.items()}
-        if type(value) is dict:
-            return copy
-        make: Any = type(value)
-        return make(**copy) if dataclasses.is_dataclass(value) else make(copy)
+        return _mapping_like(value, {keys[name]: child for name, child in new.items()})
     if dataclasses.is_dataclass(value):
         return dataclasses.replace(value, **new)  # type: ignore[type-var]
     if hasattr(value, "_fields"):
@@ -85,7 +90,33 @@ def bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     ]
     bound = dict(zip(positional, args, strict=False))
     bound |= {f"args/{i}": value for i, value in enumerate(args[len(positional) :])}
-    return bound | dict(kwargs)
+    # In the signature's order, which two spellings of one module share, whatever the caller's.
+    named = {name: kwargs[name] for name in signature.parameters if name in kwargs}
+    return bound | named | dict(kwargs)
+
+
+def flatten_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of the arguments of a module's call by path: `bind_arguments`, flattened."""
+    leaves: dict[str, Any] = {}
+    for name, value in bind_arguments(module, args, kwargs).items():
+        # A name of `bind_arguments` can have parts of its own (`args/0`).
+        leaves |= flatten(value, "/".join(escape_part(part) for part in name.split("/")))
+    return leaves
+
+
+def _mapping_like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    make: Any = type(value)
+    if make is dict:
+        return items
+    if dataclasses.is_dataclass(value):
+        return make(**items)
+    if not isinstance(value, MutableMapping):
+        return make(items)
+    # The constructor may take other arguments, as that of a defaultdict does; a copy needs none.
+    like = copy.copy(value)
+    like.clear()
+    like.update(items)
+    return like
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

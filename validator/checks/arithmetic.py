@@ -26,14 +26,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from validator.checks.operators import (
-    KERNELS,
-    attention,
-    is_exact,
-    operator_name,
-    operator_sigma,
-)
+from validator.checks.attention import attention
+from validator.checks.operator_noise import is_known, operator_sigma
+from validator.checks.operators import KERNELS, accumulates, is_exact, operator_name
 from validator.checks.promotion import result_dtypes
+from validator.checks.selections import selection
 from validator.checks.shadow import ShadowTensor, widened
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
@@ -44,8 +41,29 @@ __all__ = ["Arithmetic", "Choice", "Constant", "Rounding"]
 RESHAPERS = ("resize", "set", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
 """Operators that in their in-place form change the shape of a tensor, which a shadow can't."""
 
-CHOOSERS = ("topk", "argmax", "argmin")
-"""Operators whose result is a choice by value, which a near tie decides either way in a healthy run."""
+STRICT_FUNCTIONS = frozenset(
+    (
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+    )
+)
+"""Functions that compare the dtypes of input and parameters themselves."""
+
+ATTENTION_ARGUMENTS = (
+    "query",
+    "key",
+    "value",
+    "attn_mask",
+    "dropout_p",
+    "is_causal",
+    "scale",
+    "enable_gqa",
+)
+"""Of `torch.nn.functional.scaled_dot_product_attention`, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +176,7 @@ class Arithmetic:
         self.choices: list[Choice] = []
         self._choose = choose
         self._choosers = 0
+        self._decided: dict[int, Tensor] = {}
         self.constants: list[Constant] = []
         self._lift = lift or (lambda tensor: (widened(tensor), tensor.dtype))
         self._position = 0
@@ -189,59 +208,102 @@ class Arithmetic:
         data64, dtype = self._lift(tensor)
         return ShadowTensor(data64, dtype)
 
+    def shadow_outside(self, value: Any) -> Any:
+        """Return a plain floating tensor as a shadow, for a function that itself compares dtypes."""
+        if not _is_floating(value) or isinstance(value, ShadowTensor):
+            return value
+        # The function that is being called has left the function mode already.
+        self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            return self.shadow(value)
+        finally:
+            self._operators.__enter__()  # type: ignore[no-untyped-call]
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one aten operator."""
         if operator_name(func) in RESHAPERS and func._schema.is_mutable:
             raise NotImplementedError(f"{func} changes a tensor's shape in place")
+        if operator_name(func).startswith("_scaled_dot_product"):
+            return self._attention_kernel(func, args, kwargs)
         originals, spec = tree_flatten((args, kwargs))
         leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
         shadows = [x for x in leaves if isinstance(x, ShadowTensor)]
+        if not any(isinstance(x, Tensor) for x in originals):
+            return self._made(func, args, kwargs)
         dtypes = result_dtypes(func, leaves, spec)
-        if not is_exact(func):
+        exact = is_exact(func) and not accumulates(func, args, kwargs)
+        if not exact:
             leaves = self._with_constants(operator_name(func), leaves)
         if func._schema.is_mutable:
             written = _written(func, originals, spec)
             by_original = dict(zip(map(id, originals), leaves, strict=True))
-            self._part_exact_from_rounded(func, written, shadows)
+            self._part_exact_from_rounded(exact, written, shadows)
             _call(func, leaves, spec, "data64")
-            if is_exact(func) and all(_is_parted(x) for x in written):
+            if exact and all(_is_parted(x) for x in written):
                 _call(func, leaves, spec, "exact64")
-            return self._mutated(func, written, shadows, by_original)
+            return self._mutated(func, exact, written, shadows, by_original)
         result = _call(func, leaves, spec, "data64")
-        if operator_name(func) in CHOOSERS:
-            chosen = self._chosen(func, leaves, spec, result)
-            if chosen is not None:
-                return chosen
-        if is_exact(func):
+        chosen = self._chosen(func, leaves, spec, result)
+        if chosen is not None:
+            return chosen
+        self._follow_choices(func, originals, shadows, result)
+        if exact:
             return self._moved(func, leaves, spec, shadows, result, dtypes)
         return self._computed(func, leaves, spec, shadows, result, dtypes)
 
+    def is_chosen(self, tensor: Tensor) -> bool:
+        """Tell whether an integer or boolean tensor was decided by rounded values."""
+        return id(tensor) in self._decided
+
+    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator without inputs as it is: its values are what the candidate's code makes as well."""
+        made = func(*args, **kwargs)
+        return ShadowTensor(widened(made), made.dtype) if _is_floating(made) else made
+
+    def _follow_choices(
+        self, func: Any, originals: list[Any], shadows: list[ShadowTensor], result: Any
+    ) -> None:
+        """Note integers and booleans that rounded values decided, directly or through others."""
+        if not any(x.depth for x in shadows) and not any(id(x) in self._decided for x in originals):
+            return
+        for made in tree_flatten(result)[0]:
+            if isinstance(made, Tensor) and not _is_floating(made):
+                self._decided[id(made)] = made
+
     def attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShadowTensor:
-        """Compute scaled dot product attention as one operator."""
+        """Compute `torch.nn.functional.scaled_dot_product_attention` as one operator."""
         self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
-            kwargs = {
-                "scale": 1 / math.sqrt(args[0].shape[-1]),
-                **{k: v for k, v in kwargs.items() if v is not None},
-            }
-            originals, spec = tree_flatten((args, kwargs))
-            leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
-            leaves = self._with_constants("scaled_dot_product_attention", leaves)
-            recipe = self.rounding.recipe
-            plain_args, plain_kwargs = tree_unflatten([_widen(x, "data64") for x in leaves], spec)
-            dtype = leaves[0].dtype
-            computed = attention(
-                *plain_args,
-                **plain_kwargs,
-                storage=None if recipe is None else format_of(dtype),
-                rounded_scores=recipe is not None and recipe.inner == "storage",
-                with_sigma=self.rounding.generator is not None,
-            )
-            # Attention is judged by noisy runs even where it is the only operator: its band depends on the
-            # recipe.
-            return self._finish(computed.output, dtype, computed.sigma, computed.bound, depth=2)
+            return self._attend(dict(zip(ATTENTION_ARGUMENTS, args, strict=False)) | kwargs)
         finally:
             self._operators.__enter__()  # type: ignore[no-untyped-call]
+
+    def _attend(self, named: dict[str, Any]) -> ShadowTensor:
+        if named.get("scale") is None:
+            named["scale"] = 1 / math.sqrt(named["query"].shape[-1])
+        originals, spec = tree_flatten(named)
+        leaves = [self.shadow(x) if _is_floating(x) else x for x in originals]
+        unknown = next((x.unknown for x in leaves if isinstance(x, ShadowTensor) and x.unknown), "")
+        leaves = self._with_constants("scaled_dot_product_attention", leaves)
+        recipe = self.rounding.recipe
+        dtype = named["query"].dtype
+        computed = attention(
+            **tree_unflatten([_widen(x, "data64") for x in leaves], spec),
+            storage=None if recipe is None else format_of(dtype),
+            rounded_scores=recipe is not None and recipe.inner == "storage",
+            with_sigma=self.rounding.generator is not None,
+        )
+        # Attention is judged by noisy runs even where it is the only operator: its band depends on the
+        # recipe.
+        return self._finish(computed.output, dtype, computed.sigma, computed.bound, 2, unknown)
+
+    def _attention_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute one of aten's attention kernels, which some code calls in place of the function."""
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        named["attn_mask"] = named.get("attn_mask", named.get("attn_bias"))
+        output = self._attend({name: named[name] for name in ATTENTION_ARGUMENTS if name in named})
+        # What such a kernel returns beside the output is for the backward pass.
+        return (output, *[None] * (len(func._schema.returns) - 1))
 
     def _computed(
         self,
@@ -254,28 +316,35 @@ class Arithmetic:
     ) -> Any:
         """Wrap the result of an operator that rounds."""
         depth = 1 + max((x.depth + x.is_cast for x in shadows), default=0)
+        name = operator_name(func)
+        unknown = next((x.unknown for x in shadows if x.unknown), "" if is_known(name) else f"aten.{name}")
         sigma = None
         if self.rounding.generator is not None or (self.rounding.recipe is None and depth == 1):
             sigma = self._sigma(func, leaves, spec, result)
         flat, result_spec = tree_flatten(result)
         wrapped = [
-            self._finish(x, dtype, sigma if i == 0 else None, None, depth) if _is_floating(x) else x
+            self._finish(x, dtype, sigma if i == 0 else None, None, depth, unknown) if _is_floating(x) else x
             for i, (x, dtype) in enumerate(zip(flat, dtypes, strict=False))
         ]
         return tree_unflatten(wrapped, result_spec)
 
     def _finish(
-        self, value: Tensor, dtype: torch.dtype, sigma: Tensor | None, bound: Tensor | None, depth: int
+        self,
+        value: Tensor,
+        dtype: torch.dtype,
+        sigma: Tensor | None,
+        bound: Tensor | None,
+        depth: int,
+        unknown: str,
     ) -> ShadowTensor:
         """Add the operator's own noise to its result, and round it."""
         rounding = self.rounding
         if rounding.recipe is None:
-            return ShadowTensor(value, dtype, depth=depth, sigma64=sigma)
-        if rounding.generator is not None and sigma is not None and not value.is_complex():
-            value = value + sigma * torch.randn(
-                value.shape, dtype=torch.float64, generator=rounding.generator
-            )
-        return ShadowTensor(rounding.round(value, dtype), dtype, exact64=value, depth=depth, bound64=bound)
+            return ShadowTensor(value, dtype, depth=depth, sigma64=sigma, unknown=unknown)
+        if rounding.generator is not None and sigma is not None:
+            value = value + sigma * torch.randn(value.shape, dtype=value.dtype, generator=rounding.generator)
+        rounded = rounding.round(value, dtype)
+        return ShadowTensor(rounded, dtype, exact64=value, depth=depth, bound64=bound, unknown=unknown)
 
     def _moved(
         self,
@@ -294,7 +363,9 @@ class Arithmetic:
         depth = max((x.depth for x in shadows), default=0)
         is_cast = any(x.is_cast for x in shadows)
         sigma = bound = [None] * len(flat)
-        if len(shadows) == 1:
+        if any(x.is_complex() for x in (*shadows, *filter(_is_floating, flat))):
+            depth = max(depth + 1, 2) if depth else 0
+        elif len(shadows) == 1:
             sigma = _move_extra(func, leaves, spec, shadows[0].sigma64, "sigma64") or sigma
             bound = _move_extra(func, leaves, spec, shadows[0].bound64, "bound64") or bound
         elif any(x.sigma64 is not None for x in shadows):
@@ -306,7 +377,11 @@ class Arithmetic:
                 continue
             narrows = bool(shadows) and _is_narrower(dtypes[i], shadows[0].dtype)
             narrows = narrows or _has_inexact_constant(leaves, dtypes[i])
+            # A narrower value that is widened again was rounded on the way, not last.
+            widens = is_cast and bool(shadows) and _is_narrower(shadows[0].dtype, dtypes[i])
             value = x
+            if widens:
+                exact[i] = x
             if narrows and self.rounding.recipe is not None and self.rounding.recipe.inner == "storage":
                 value, exact[i] = self.rounding.round(x, dtypes[i]), x
             wrapped.append(
@@ -314,18 +389,19 @@ class Arithmetic:
                     value,
                     dtypes[i],
                     exact64=exact[i],
-                    depth=depth,
-                    is_cast=is_cast or narrows,
-                    sigma64=sigma[i],
+                    depth=max(depth + 1, 2) if widens else depth,
+                    is_cast=(is_cast and not widens) or narrows,
+                    sigma64=None if widens else sigma[i],
                     bound64=bound[i],
+                    unknown=next((x.unknown for x in shadows if x.unknown), ""),
                     aliases=shadows[0].aliases if func.is_view and shadows else None,
                 )
             )
         return tree_unflatten(wrapped, result_spec)
 
-    def _part_exact_from_rounded(self, func: Any, written: list[Any], shadows: list[ShadowTensor]) -> None:
+    def _part_exact_from_rounded(self, exact: bool, written: list[Any], shadows: list[ShadowTensor]) -> None:
         """Give what is written to exact values of its own, where the operator will make them differ."""
-        if self.rounding.recipe is None or (is_exact(func) and not any(map(_is_parted, shadows))):
+        if self.rounding.recipe is None or (exact and not any(map(_is_parted, shadows))):
             return
         for shadow in written:
             if isinstance(shadow, ShadowTensor) and not _is_parted(shadow):
@@ -337,10 +413,17 @@ class Arithmetic:
                     )
 
     def _mutated(
-        self, func: Any, written: list[Any], shadows: list[ShadowTensor], by_original: dict[int, Any]
+        self,
+        func: Any,
+        exact: bool,
+        written: list[Any],
+        shadows: list[ShadowTensor],
+        by_original: dict[int, Any],
     ) -> Any:
         """Bring the tensors that an in-place operator changed up to date, and return them as they came."""
-        exact = is_exact(func)
+        name = operator_name(func)
+        is_understood = exact or is_known(name)
+        unknown = next((x.unknown for x in shadows if x.unknown), "" if is_understood else f"aten.{name}")
         depth = max((x.depth + x.is_cast for x in shadows), default=0) + (0 if exact else 1)
         for original in written:
             shadow = by_original[id(original)]
@@ -352,6 +435,7 @@ class Arithmetic:
                 continue
             for alias in shadow.aliases:
                 alias.depth, alias.sigma64, alias.bound64 = max(alias.depth, depth, 2), None, None
+                alias.unknown = alias.unknown or unknown
             recipe = self.rounding.recipe
             if recipe is None:
                 continue
@@ -359,7 +443,7 @@ class Arithmetic:
                 shadow.exact64.copy_(shadow.data64)
             narrows = recipe.inner == "storage" and any(_is_narrower(shadow.dtype, x.dtype) for x in shadows)
             if narrows and not _is_parted(shadow):
-                self._part_exact_from_rounded(func, [shadow], shadows)
+                self._part_exact_from_rounded(exact, [shadow], shadows)
             if not exact or narrows:
                 shadow.data64.copy_(self.rounding.round(shadow.data64, shadow.dtype))
         if not func._schema.returns:
@@ -371,37 +455,43 @@ class Arithmetic:
         self._choosers += 1
         args, kwargs = tree_unflatten(leaves, spec)
         source = args[0]
-        if self._choose is None or not isinstance(source, ShadowTensor):
+        made = selection(func, args, kwargs, result)
+        if self._choose is None or made is None or not isinstance(source, ShadowTensor):
             return None
-        op = operator_name(func)
-        place = 2 if op == "topk" else 1
-        dim = args[place] if len(args) > place else kwargs.get("dim", -1 if op == "topk" else None)
-        indices = result[1] if op == "topk" else result
-        chosen = None if dim is None else self._choose(f"{op}/{self._choosers}", indices)
-        if chosen is None or bool(((chosen < 0) | (chosen >= source.shape[dim])).any()):
+        self._choosers += 1
+        name = f"{operator_name(func)}/{self._choosers}"
+        chosen = self._choose(name, made.indices)
+        if chosen is None or bool(((chosen < 0) | (chosen >= source.shape[made.dim])).any()):
             return None
-        is_wide = indices.dim() == source.dim()
-        wide, own = (chosen, indices) if is_wide else (chosen.unsqueeze(dim), indices.unsqueeze(dim))
-        is_largest = op == "argmax" or (
-            op == "topk" and (args[3] if len(args) > 3 else kwargs.get("largest", True))
-        )
-        values = ShadowTensor(
+        dim, is_wide = made.dim, made.indices.dim() == source.dim()
+        wide, own = (x if is_wide else x.unsqueeze(dim) for x in (chosen, made.indices))
+        picked = ShadowTensor(
             source.data64.gather(dim, wide),
             source.dtype,
             exact64=source.exact64.gather(dim, wide),
             depth=source.depth,
             is_cast=source.is_cast,
+            sigma64=None if source.sigma64 is None else source.sigma64.gather(dim, wide),
+            unknown=source.unknown,
         )
-        order = values.data64.argsort(dim, descending=is_largest)
-        self.choices.append(
-            Choice(
-                name=f"{op}/{self._choosers}",
-                op=op,
-                best=source.data64.gather(dim, own).sort(dim, descending=is_largest).values,
-                chosen=ShadowTensor(values.data64.gather(dim, order), source.dtype, depth=source.depth),
+        best, values = source.data64.gather(dim, own), picked.exact64
+        if not made.is_ordered:
+            best, values = (x.sort(dim, descending=True).values for x in (best, values))
+        compared = ShadowTensor(values, source.dtype, depth=source.depth)
+        self.choices.append(Choice(name=name, op=operator_name(func), best=best, chosen=compared))
+        if not made.has_values:
+            return chosen
+        if not is_wide:
+            picked = ShadowTensor(
+                picked.data64.squeeze(dim),
+                source.dtype,
+                exact64=picked.exact64.squeeze(dim),
+                depth=source.depth,
+                is_cast=source.is_cast,
+                sigma64=None if picked.sigma64 is None else picked.sigma64.squeeze(dim),
+                unknown=source.unknown,
             )
-        )
-        return (values, chosen) if op == "topk" else chosen
+        return (picked, chosen)
 
     def _with_constants(self, op: str, leaves: list[Any]) -> list[Any]:
         """Note the constants among an operator's arguments, and alter the one that is to be altered."""
@@ -448,6 +538,9 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self._arithmetic.attention(args, kwargs or {})
+        if func in STRICT_FUNCTIONS:
+            args = tuple(self._arithmetic.shadow_outside(x) for x in args)
+            kwargs = {name: self._arithmetic.shadow_outside(x) for name, x in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))
 
 

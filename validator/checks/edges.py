@@ -30,6 +30,9 @@ from validator.numerics.recipes import Recipe
 __all__ = ["EdgeJudge", "Policy"]
 
 
+_DIVERTED = "a replay of its code took another path than the first run"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What rounding is allowed.
@@ -52,6 +55,7 @@ class EdgeJudge:
         policy: what rounding is allowed.
         bench: what is common to the run.
         real: `[batch, tokens]` boolean, the positions that the attention mask calls real, or None for all.
+        gaps: what nothing was said of, although something should be.
         guilty: flat indices of the guilty elements of a call's output, by module, call and path.
     """
 
@@ -64,24 +68,36 @@ class EdgeJudge:
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
     unobservable: list[Unchecked] = field(default_factory=list)
+    gaps: list[Unchecked] = field(default_factory=list)
     guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
 
-    def judge(self, code: Code) -> None:
-        """Judge every edge of a call's code."""
+    def judge(self, code: Code) -> bool:
+        """Judge every edge of a call's code, and tell whether its outputs were judged."""
+        before = len(self.gaps)
         for edge in code.edges:
+            if edge.obstacle:
+                self._leave_out(code, edge.obstacle)
+                continue
             if edge.into is None:
                 self._judge_terms(code, edge)
             self._judge_edge(code, edge)
         recipe = self.policy.allowed[-1]
         for choice in code.choices:
             spread = None if code.replays is None else code.replays.spread(recipe).get(choice.key)
-            if spread is not None:
+            if spread is None:
+                self._leave_out(code, _DIVERTED)
+            else:
                 made, assessment = judge_choice(choice, spread, self.bench)
                 self._record(code, made, Check.EXACT, assessment, Band(), recipe, _verdict(assessment), None)
 
+        return len(self.gaps) == before and any(edge.into is None for edge in code.edges)
+
     def skip(self, call: TraceCall, why: str) -> None:
         """Keep that a call's code was judged by no check."""
-        self.unchecked.append(Unchecked(module=call.module, why=why))
+        self.gaps.append(Unchecked(module=call.module, why=why))
+
+    def _leave_out(self, code: Code, why: str) -> None:
+        self.skip(code.call, why)
 
     def _judge_edge(self, code: Code, edge: CodeEdge) -> None:
         check = self._check(code, edge)
@@ -95,12 +111,7 @@ class EdgeJudge:
         for recipe in (*self.policy.allowed, *self.policy.others):
             found = self._band(code, edge, recipe)
             if found is None:
-                self.unchecked.append(
-                    Unchecked(
-                        module=code.call.module,
-                        why="a replay of its code took another path than the first run",
-                    )
-                )
+                self._leave_out(code, _DIVERTED)
                 return
             band, control = found
             assessment = judge_edge(
@@ -151,6 +162,7 @@ class EdgeJudge:
                 band=band,
                 control=control,
                 sensitivity=direction,
+                tried=len(code.constants),
                 judged=judged,
                 dims=edge.cand.dims,
             )

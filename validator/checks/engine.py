@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import Edge, Trace, View
+from validator.align.traces import Edge, Trace
+from validator.capturing.records import RankCapture, TensorRef
 from validator.checks.edges import EdgeJudge, Policy
 from validator.checks.findings import Check, Finding, Judgement, Outcome, Unchecked, Verdict
 from validator.checks.judge import Bench
@@ -46,6 +47,7 @@ def run_checks(
     trace: Trace,
     run: Callable[[nn.Module], Any],
     policy: Policy,
+    real: Tensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Judge a candidate's run against the reference.
@@ -55,6 +57,7 @@ def run_checks(
         trace: the candidate's run in the reference's names.
         run: feeds the model, as the target says.
         policy: what rounding is allowed.
+        real: `[batch, tokens]` boolean, the positions to judge, or None for all.
         progress: told how many calls are judged, of how many.
 
     Returns:
@@ -62,6 +65,8 @@ def run_checks(
     """
     bench = Bench(elements=_elements(trace))
     judges: list[EdgeJudge] = []
+    gaps: list[str] = []
+    alone: list[str] = []
     judgements: list[list[Judgement]] = []
     findings: list[list[Finding]] = []
     unchecked: list[Unchecked] = [Unchecked(module=module, why=why) for module, why in trace.problems]
@@ -69,14 +74,11 @@ def run_checks(
     covered: set[str] = set()
     done, total = 0, len(trace.calls) * len(trace.views)
     for view in trace.views:
-        edge_judge = EdgeJudge(
-            trace=trace, view=view, policy=policy, bench=bench, real=real_positions(trace, view)
-        )
+        edge_judge = EdgeJudge(trace=trace, view=view, policy=policy, bench=bench, real=real)
 
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
             nonlocal done
-            edge_judge.judge(code)
-            if any(edge.into is None for edge in code.edges):
+            if edge_judge.judge(code):
                 covered.update((code.call.module, *code.inlined))
             done += 1
             if progress is not None:
@@ -87,7 +89,9 @@ def run_checks(
         judges.append(edge_judge)
         judgements.append(rows + edge_judge.judgements)
         findings.append(found + edge_judge.findings)
-        unchecked += missing + edge_judge.unchecked
+        alone += [item.module for item in missing if item.module not in alone]
+        unchecked += missing + edge_judge.unchecked + edge_judge.gaps
+        gaps += [gap.module or "the model itself" for gap in edge_judge.gaps]
         unobservable += edge_judge.unobservable
     mixed = mixed_outputs(trace, judges)
     merged_findings = merge_views(findings, trace.views, mixed)
@@ -104,7 +108,7 @@ def run_checks(
         unobservable=_unique(unobservable),
         notes=_notes(trace),
     )
-    return roll_up(outcome, reasons=_gaps(reference, trace, outcome, covered))
+    return roll_up(outcome, reasons=_gaps(reference, trace, outcome, covered, gaps, alone))
 
 
 def roll_up(outcome: Outcome, reasons: Sequence[str] = ()) -> Outcome:
@@ -127,20 +131,32 @@ def roll_up(outcome: Outcome, reasons: Sequence[str] = ()) -> Outcome:
     return replace(outcome, verdict=verdict, why_inconclusive=why)
 
 
-def _gaps(reference: nn.Module, trace: Trace, outcome: Outcome, covered: set[str]) -> list[str]:
+def _gaps(
+    reference: nn.Module,
+    trace: Trace,
+    outcome: Outcome,
+    covered: set[str],
+    gaps: Sequence[str],
+    alone: Sequence[str],
+) -> list[str]:
     """Return what nothing was said of, although the verdict would need it."""
     reasons = []
     fired = {module for module, _ in trace.calls} | set(trace.unmatched_reference)
     fired |= {module for module, _ in trace.problems}
     # A check of a parent that ran through a module's own code judged that module as well.
-    missing = [
+    missing = list(dict.fromkeys(gaps))
+    missing += [
         fqn
         for fqn, module in reference.named_modules()
-        if fqn not in covered and fqn in fired and _bears_parameters(module)
+        if fqn not in missing and fqn not in covered and fqn in fired and _bears_parameters(module)
     ]
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         reasons.append(f"no check judged {shown}")
+    reasons += [f"the candidate has no output {path}" for module, path in trace.missing_outputs if not module]
+    reasons += [
+        f"parameters of {module} were compared with nothing" for module in alone if module not in covered
+    ]
     judged_outputs = [
         j
         for j in outcome.judgements
@@ -164,13 +180,17 @@ def _bears_parameters(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
-def real_positions(trace: Trace, view: View) -> Tensor | None:
-    """Return `[batch, tokens]` boolean: the positions that the attention mask calls real, or None for all."""
-    root = trace.calls.get(("", 0))
-    edge = None if root is None else root.inputs.get("attention_mask")
-    if edge is None or len(edge.shape) != 2:
+def real_positions(ref: RankCapture) -> Tensor | None:
+    """Return `[batch, tokens]` boolean: the positions that the attention mask calls real, or None for all.
+
+    Args:
+        ref: the reference's run. The mask is the one that the model itself was given.
+    """
+    root = next((call for call in ref.calls if call.parent is None), None)
+    given = None if root is None else root.inputs.get("attention_mask")
+    if not isinstance(given, TensorRef) or len(given.meta.shape) != 2:
         return None
-    mask = edge.read(view).data.to(torch.bool)
+    mask = given.read().to(torch.bool)
     return None if bool(mask.all()) else mask
 
 

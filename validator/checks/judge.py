@@ -98,7 +98,9 @@ def judge_equal(*, exact: Tensor, cand: Tensor, judged: Tensor | None, dims: tup
         dims: meaning of each dim.
     """
     candidate = cand.to(torch.float64) if cand.is_floating_point() else cand
-    differs = (candidate != exact) & ~(candidate.isnan() & exact.isnan())
+    differs = candidate != exact
+    if candidate.is_floating_point():
+        differs &= ~(candidate.isnan() & exact.isnan())
     if judged is not None:
         differs &= judged
     outside = differs.nonzero()
@@ -217,6 +219,7 @@ def judge_constant(
     band: Band,
     control: Tensor,
     sensitivity: Tensor,
+    tried: int,
     judged: Tensor | None,
     dims: tuple[str, ...],
 ) -> Gain | None:
@@ -233,6 +236,7 @@ def judge_constant(
         band: what rounding explains.
         control: `[*]` float64, the reference's own code under the recipe that explains the edge.
         sensitivity: `[*]` float64, `dy / d log(constant)`.
+        tried: how many constants are tried on this edge; each is one more chance of a false alarm.
         judged: `[*]` boolean, or None for all.
         dims: meaning of each dim.
 
@@ -256,11 +260,12 @@ def judge_constant(
         "rows": _rows(where, dims),
         "values": _magnitudes(c, fmt),
     }
+    limit = math.sqrt(GAIN_Z**2 + 2 * math.log(tried))
     own = gain(difference=c - y, **arguments)
-    if own.abstains or abs(own.z) <= GAIN_Z or abs(own.gain) <= fmt.unit_roundoff:
+    if own.abstains or abs(own.z) <= limit or abs(own.gain) <= fmt.unit_roundoff:
         return None
     of_control = gain(difference=c - x, **arguments)
-    if of_control.abstains or abs(of_control.z) <= GAIN_Z or abs(of_control.gain) <= fmt.unit_roundoff:
+    if of_control.abstains or abs(of_control.z) <= limit or abs(of_control.gain) <= fmt.unit_roundoff:
         return None
     share = torch.sqrt((weight * direction.square()).sum() / (weight * y.square()).sum())
     effect = min(abs(own.gain), abs(of_control.gain)) * float(share)

@@ -33,6 +33,7 @@ class CodeEdge:
         depth: number of rounding operators behind it; 0 means that it was only passed on.
         sigma, bound: of a single operator, or None.
         cand: the candidate's value, with where its parts came from.
+        obstacle: why no rule can judge this edge, or "".
     """
 
     key: Key
@@ -44,6 +45,7 @@ class CodeEdge:
     sigma: Tensor | None
     bound: Tensor | None
     cand: LogicalTensor
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,21 @@
 """The parameter check: the candidate's parameters and buffers against the reference's, rounded once."""
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import Trace, View
-from validator.checks.findings import Arm, Check, Finding, Judgement, Unchecked, Verdict
+from validator.align.traces import Edge, Part, Trace, View
+from validator.capturing.digest import row_hashes
+from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Signature, Unchecked, Verdict
 from validator.checks.judge import judge_equal
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.signatures import parameter_signature
 from validator.checks.summary import summarise
-from validator.errors import ValidatorError
+from validator.errors import CaptureError, ValidatorError
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
@@ -19,11 +23,14 @@ from validator.numerics.ulp import ulp
 __all__ = ["check_parameters"]
 
 COMPUTED_ULP = 16.0
-"""How far a buffer that each side computes for itself may differ, in float32 ulp.
+"""How far a buffer that each side computes for itself may differ, in float32 ulp, before it is stored.
 
 A rotary frequency is `base^-(2i/d)`: the exponent's rounding is amplified by `ln(base)`, 14 for a base
 of 1e6, and `pow` itself is good to an ulp or two on every device.
 """
+
+BLOCK = 1 << 22
+"""So many elements at a time are rounded to be hashed."""
 
 
 def check_parameters(
@@ -31,10 +38,12 @@ def check_parameters(
 ) -> tuple[list[Judgement], list[Finding], list[Unchecked]]:
     """Compare every parameter and buffer of one view, bit by bit, with the reference's rounded to its format.
 
-    Buffers that are not in the checkpoint are computed by each side, and may differ by `COMPUTED_ULP`.
+    Buffers that are not in the checkpoint are computed by each side, and may differ by `COMPUTED_ULP`. Of
+    parameters whose values are not stored, the hashes of their rows are compared.
 
     Returns:
         Judgements, findings and what could not be compared, in the order of the reference's parameters.
+        Nothing vouches for what could not be compared unless a check judged its module.
     """
     judgements: list[Judgement] = []
     findings: list[Finding] = []
@@ -43,87 +52,171 @@ def check_parameters(
     tensors: dict[str, Tensor] = {}
     tensors |= dict(reference.named_parameters(remove_duplicate=False))
     tensors |= dict(reference.named_buffers(remove_duplicate=False))
+    compared = {id(tensor) for name, tensor in tensors.items() if name in trace.parameters}
     for position, (name, tensor) in enumerate(_in_module_order(reference, tensors).items()):
         edge = trace.parameters.get(name)
         module, _, leaf = name.rpartition(".")
-        if edge is None:
-            if name not in trace.unmatched_parameters[0]:
-                unchecked.append(
-                    Unchecked(module=module, why=f"the candidate's {leaf} could not be put together")
-                )
+        result: _Comparison | str | None
+        if edge is not None:
+            result = _compare(name, tensors, edge, trace, view, is_computed=name not in stored)
+        elif name not in trace.unmatched_parameters[0]:
+            result = f"the candidate's {leaf} could not be put together"
+        elif name not in stored or id(tensor) in compared:  # a tied one is compared under another name
+            result = None
+        else:
+            result = _absent(name, tensor, trace)
+        if result is None:
             continue
-        try:
-            logical = edge.read(view)
-        except ValidatorError as error:
-            unchecked.append(Unchecked(module=module, why=f"{leaf} is not compared: {error}"))
+        if isinstance(result, str):
+            unchecked.append(Unchecked(module=module, why=result))
             continue
-        exact = _rounded(tensor.detach(), logical.data)
-        judged = judged_region(logical, None, view, trace.world_size)
-        if exact.shape != logical.data.shape:
-            unchecked.append(
-                Unchecked(
-                    module=module,
-                    why=f"{leaf} is {list(logical.data.shape)}, the reference's {list(exact.shape)}",
-                )
-            )
-            continue
-        assessment = judge_equal(exact=exact, cand=logical.data, judged=judged, dims=logical.dims)
-        is_computed = name not in stored
-        is_off = assessment.arm is not None and not (is_computed and _is_close(exact, logical.data))
-        rank = single_rank(logical, assessment.outside, view, trace.world_size) if is_off else None
-        candidate_name = trace.candidate_parameters.get(name, name)
-        candidate_module = candidate_name.rpartition(".")[0]
-        order = position - len(tensors)
-        judgements.append(
-            Judgement(
-                module=module,
-                candidate_module=candidate_module,
-                check=Check.PARAMETER,
-                path=leaf,
-                verdict=Verdict.DIVERGENT if is_off else Verdict.ALIGNED,
-                order=order,
-                evidence=assessment.evidence,
-                rank=rank,
-                arm=assessment.arm if is_off else None,
-                dtype=edge.dtype,
-            )
+        judgement = Judgement(
+            module=module,
+            candidate_module=trace.candidate_parameters.get(name, name).rpartition(".")[0],
+            check=Check.PARAMETER,
+            path=leaf,
+            verdict=Verdict.DIVERGENT if result.is_off else Verdict.ALIGNED,
+            order=position - len(tensors),
+            evidence=result.evidence,
+            rank=result.rank,
+            arm=Arm.EXACT if result.is_off else None,
+            dtype="" if edge is None else edge.dtype,
         )
-        if not is_off:
-            continue
-        signature = parameter_signature(
+        judgements.append(judgement)
+        if result.is_off:
+            findings.append(_finding(judgement, result))
+    return judgements, findings, unchecked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """What was said of one parameter; `summary` where the usual sentence does not fit."""
+
+    is_off: bool
+    evidence: Evidence
+    rank: int | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    signature: Signature | None = None
+    summary: str | None = None
+
+
+def _compare(
+    name: str, tensors: dict[str, Tensor], edge: Edge, trace: Trace, view: View, *, is_computed: bool
+) -> _Comparison | str:
+    """Compare the values, or what stands in for them; return why that can't be done."""
+    leaf = name.rpartition(".")[2]
+    reference = tensors[name].detach()
+    if tuple(reference.shape) != edge.shape:
+        return f"{leaf} is {list(edge.shape)}, the reference's {list(reference.shape)}"
+    try:
+        logical = edge.read(view)
+    except CaptureError as error:
+        if is_computed or edge.row_hashes is None:
+            return f"{leaf} is not compared: {error}"
+        return _compare_rows(name, reference, edge, edge.row_hashes(view), trace, view)
+    except ValidatorError as error:
+        return f"{leaf} is not compared: {error}"
+    exact = _rounded(reference, logical.data.dtype)
+    judged = judged_region(logical, None, view, trace.world_size)
+    assessment = judge_equal(exact=exact, cand=logical.data, judged=judged, dims=logical.dims)
+    if assessment.arm is None or (is_computed and _is_close(reference, logical.data)):
+        return _Comparison(is_off=False, evidence=assessment.evidence)
+    return _Comparison(
+        is_off=True,
+        evidence=assessment.evidence,
+        rank=single_rank(logical, assessment.outside, view, trace.world_size),
+        where=places(assessment.outside, logical),
+        signature=parameter_signature(
             reference=exact.to(torch.float64),
             candidate=logical.data.to(torch.float64),
-            others=lambda name=name, like=logical.data: _others(tensors, name, like),  # type: ignore[misc]
+            others=lambda: _others(tensors, name, logical.data),
+        ),
+    )
+
+
+def _compare_rows(
+    name: str, reference: Tensor, edge: Edge, hashes: Sequence[str], trace: Trace, view: View
+) -> _Comparison:
+    """Compare the hashes of rows whose values are not stored."""
+    dtype: torch.dtype = getattr(torch, edge.dtype)
+    rows = reference.reshape(len(hashes), -1)
+    differing = []
+    step = max(1, BLOCK // max(1, rows.shape[1]))
+    for start in range(0, len(hashes), step):
+        exact, _ = row_hashes(_rounded(rows[start : start + step], dtype).to(dtype))
+        theirs = zip(exact, hashes[start : start + step], strict=True)
+        differing += [start + i for i, (ours, other) in enumerate(theirs) if ours != other]
+    holders = {row: {part.rank for part in edge.parts if _has_row(part, row)} for row in differing}
+    if len(view.ranks) < trace.world_size:
+        differing = [row for row in differing if holders[row] & set(view.ranks)]
+    evidence = Evidence(shape=edge.shape, dims=edge.dims)
+    if not differing:
+        return _Comparison(is_off=False, evidence=evidence)
+    ranks = set[int]().union(*(holders[row] for row in differing))
+    rank = ranks.pop() if len(ranks) == 1 and trace.world_size > 1 else None
+    module, _, leaf = name.rpartition(".")
+    on_rank = "" if rank is None else f" on rank {rank}"
+    shown = ", ".join(map(str, differing[:6]))
+    shown += f" and {len(differing) - 6} more" if len(differing) > 6 else ""
+    return _Comparison(
+        is_off=True,
+        evidence=evidence,
+        rank=rank,
+        summary=(
+            f"{module or 'the model'}: parameter {leaf}{on_rank} differs in {len(differing)} of "
+            f"{len(hashes)} rows ({shown}); their values are not stored, only their hashes"
+        ),
+    )
+
+
+def _absent(name: str, tensor: Tensor, trace: Trace) -> _Comparison | str | None:
+    """Say what it means that the candidate has no parameter of this name.
+
+    Where it may have another in its place (a fused one, say), what its module computes is judged if it ran.
+    """
+    module, _, leaf = name.rpartition(".")
+    if name in trace.missing_parameters and isinstance(tensor, nn.Parameter):
+        return _Comparison(
+            is_off=True,
+            evidence=Evidence(shape=tuple(tensor.shape)),
+            summary=f"{module or 'the model'}: parameter {leaf}: the candidate has no such parameter",
         )
-        where = places(assessment.outside, logical)
-        findings.append(
-            Finding(
-                module=module,
-                candidate_module=candidate_module,
-                check=Check.PARAMETER,
-                path=leaf,
-                verdict=Verdict.DIVERGENT,
-                arm=Arm.EXACT,
-                rank=rank,
-                where=where,
-                signature=signature,
-                evidence=assessment.evidence,
-                order=order,
-                summary=summarise(
-                    module=module,
-                    check=Check.PARAMETER,
-                    into=None,
-                    path=leaf,
-                    rank=rank,
-                    arm=Arm.EXACT,
-                    recipe=None,
-                    evidence=assessment.evidence,
-                    signature=signature,
-                    where=where,
-                ),
-            )
-        )
-    return judgements, findings, unchecked
+    if module in trace.unmatched_reference or any(fired == module for fired, _ in trace.calls):
+        return None
+    return f"{leaf} is not compared: the candidate has none under this name, and the module did not run"
+
+
+def _finding(judgement: Judgement, result: _Comparison) -> Finding:
+    return Finding(
+        module=judgement.module,
+        candidate_module=judgement.candidate_module,
+        check=Check.PARAMETER,
+        path=judgement.path,
+        verdict=Verdict.DIVERGENT,
+        arm=Arm.EXACT,
+        rank=result.rank,
+        where=result.where,
+        signature=result.signature,
+        evidence=result.evidence,
+        order=judgement.order,
+        summary=result.summary
+        or summarise(
+            module=judgement.module,
+            check=Check.PARAMETER,
+            into=None,
+            path=judgement.path,
+            rank=result.rank,
+            arm=Arm.EXACT,
+            recipe=None,
+            evidence=result.evidence,
+            signature=result.signature,
+            where=result.where,
+        ),
+    )
+
+
+def _has_row(part: Part, row: int) -> bool:
+    return not part.box or part.box[0][0] <= row < part.box[0][1]
 
 
 def _in_module_order(reference: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -132,22 +225,25 @@ def _in_module_order(reference: nn.Module, tensors: dict[str, Tensor]) -> dict[s
     return dict(sorted(tensors.items(), key=lambda item: place.get(item[0].rpartition(".")[0], len(place))))
 
 
-def _rounded(reference: Tensor, like: Tensor) -> Tensor:
-    if reference.is_floating_point() and like.is_floating_point():
-        return round_nearest(reference.to(torch.float64), format_of(like.dtype))
+def _rounded(reference: Tensor, dtype: torch.dtype) -> Tensor:
+    if reference.is_floating_point() and dtype.is_floating_point:
+        return round_nearest(reference.to(torch.float64), format_of(dtype))
     return reference
 
 
-def _is_close(exact: Tensor, cand: Tensor) -> bool:
-    if not cand.is_floating_point():
+def _is_close(reference: Tensor, cand: Tensor) -> bool:
+    """Tell whether both may be roundings, to the candidate's format, of one value computed in float32."""
+    if not (cand.is_floating_point() and reference.is_floating_point()):
         return False
+    exact = reference.to(torch.float64)
+    allowed = COMPUTED_ULP * ulp(exact, format_of(torch.float32)) + ulp(exact, format_of(cand.dtype)) / 2
     error = (cand.to(torch.float64) - exact).abs()
-    return bool((error <= COMPUTED_ULP * ulp(exact, format_of(cand.dtype)).nan_to_num(nan=math.inf)).all())
+    return bool((error <= allowed.nan_to_num(nan=math.inf)).all())
 
 
 def _others(tensors: dict[str, Tensor], name: str, like: Tensor) -> dict[str, Tensor]:
     return {
-        other: _rounded(tensor.detach(), like).to(torch.float64)
+        other: _rounded(tensor.detach(), like.dtype).to(torch.float64)
         for other, tensor in tensors.items()
         if other != name and tensor.shape == like.shape
     }

@@ -4,17 +4,18 @@ Shape legend: * = the edge's shape.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from validator.capturing.values import bind_arguments, flatten, rebuild
+from validator.capturing.values import flatten, flatten_arguments, rebuild
 from validator.checks.arithmetic import Arithmetic, Constant, Rounding
 from validator.checks.module_code import CodeChoice, CodeEdge, Key, Spread
-from validator.checks.shadow import ShadowTensor
+from validator.checks.shadow import ShadowTensor, real_view
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
@@ -41,17 +42,32 @@ class Returned:
         fqn: of the child.
         output: what it returned.
         changed: arguments that it changed in place, by path, as they were then.
+        passed_on: which outputs are arguments themselves: path of the output to path of the argument.
     """
 
     fqn: str
     output: Any
     changed: Mapping[str, ShadowTensor]
+    passed_on: Mapping[str, str]
 
-    def change(self, given: Mapping[str, Any]) -> None:
-        """Change the parent's tensors as the child did."""
+    def hand_over(self, given: Mapping[str, Any]) -> Any:
+        """Change the parent's tensors as the child did, and return what the child returned.
+
+        Args:
+            given: the parent's arguments by path.
+        """
         for path, new in self.changed.items():
             if isinstance(given[path], ShadowTensor):
                 given[path].become(new)
+
+        def handed(path: str, leaf: Any) -> Any:
+            argument = given.get(self.passed_on.get(path, ""))
+            if isinstance(argument, ShadowTensor) and isinstance(leaf, ShadowTensor):
+                argument.become(leaf)
+                return argument
+            return leaf
+
+        return rebuild(copied(self.output), handed)
 
 
 @dataclass(slots=True)
@@ -63,6 +79,7 @@ class Frame:
         edges, choices: what it has made so far.
         returned: what its children returned, in the order of their calls.
         inlined: fqns of children that are part of this code.
+        known: what children returned in an earlier attempt at this code.
         replayed: what a replay has made so far; None in the first run.
         position: how many children a replay has called.
         is_plain: the code runs outside of the arithmetic, since it can't run in float64.
@@ -73,6 +90,7 @@ class Frame:
     choices: list[CodeChoice] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)
     inlined: list[str] = field(default_factory=list)
+    known: Sequence[Returned] = ()
     replayed: dict[Key, ShadowTensor] | None = None
     position: int = 0
     is_plain: bool = False
@@ -90,27 +108,48 @@ class Frame:
             return None
         if self.position >= len(self.returned) or self.returned[self.position].fqn != fqn:
             raise Diverted(fqn)
-        given = flatten(bind_arguments(module, args, kwargs))
+        given = flatten_arguments(module, args, kwargs)
         returned = self.returned[self.position]
         for path, value in given.items():
             if isinstance(value, ShadowTensor):
                 # A copy: the code may go on to change the tensor in place.
                 self.replayed[(self.position, path)] = value.copied()
-        returned.change(given)
         self.position += 1
-        return (copied(returned.output),)
+        return (returned.hand_over(given),)
 
 
 class Snapshot:
-    """Arguments as they were before a call: code may change tensors and caches in place."""
+    """What code may change in place, as it was before a call: tensors and caches it is given, and buffers."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module) -> None:
         self._saved = _deep_copy((args, kwargs))
+        self._before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self._changed: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def close(self) -> None:
+        """Note, after the first run of the code, which buffers it changed."""
+        self._changed = [
+            (buffer, before, buffer.clone())
+            for buffer, before in self._before
+            if not torch.equal(buffer, before)
+        ]
+        self._before = []
 
     def restore(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a fresh copy."""
+        """Return a fresh copy of the arguments."""
         args, kwargs = _deep_copy(self._saved)
         return args, kwargs
+
+    @contextmanager
+    def buffers(self) -> Iterator[None]:
+        """Give a replay the buffers of the first run, and leave them as that run left them."""
+        for buffer, before, _ in self._changed:
+            buffer.copy_(before)
+        try:
+            yield
+        finally:
+            for buffer, _, after in self._changed:
+                buffer.copy_(after)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,7 +198,7 @@ class Replays:
             made = self._run(Rounding.altering(constant, factor))
         except Diverted:
             return {}
-        return {key: shadow.exact64 for key, shadow in made.items()}
+        return {key: real_view(shadow.exact64) for key, shadow in made.items()}
 
     def _measure(self, recipe: Recipe) -> Mapping[Key, Spread]:
         exact = {edge.key: edge.exact for edge in self.frame.edges if edge.depth > 1}
@@ -170,9 +209,10 @@ class Replays:
         for seed in range(self.runs):
             made = self._run(Rounding.stochastic(recipe, seed, cache))
             for key, value in exact.items():
-                squares[key] += (made[key].exact64 - value).square()
+                squares[key] += (real_view(made[key].exact64) - value).square()
                 bounds[key] = made[key].bound64
         control = self._run(Rounding.nearest(recipe))
+        nearest = {key: real_view(shadow.exact64) for key, shadow in control.items()}
         formats = {edge.key: format_of(edge.cand.data.dtype) for edge in self.frame.edges if edge.depth > 1}
         spreads = {}
         for key, value in exact.items():
@@ -180,7 +220,7 @@ class Replays:
             spreads[key] = Spread(
                 sigma=_shrunk(squares[key] / self.runs, ulp(value, fmt or format_of("float32")), self.runs),
                 bound=bounds[key],
-                control=control[key].exact64 if fmt is None else round_nearest(control[key].exact64, fmt),
+                control=nearest[key] if fmt is None else round_nearest(nearest[key], fmt),
             )
         return spreads
 
@@ -189,7 +229,8 @@ class Replays:
         replay = Frame(
             arithmetic=arithmetic, returned=self.frame.returned, inlined=self.frame.inlined, replayed={}
         )
-        output = self.execute(replay, *self.snapshot.restore())
+        with self.snapshot.buffers():
+            output = self.execute(replay, *self.snapshot.restore())
         assert replay.replayed is not None
         made = replay.replayed
         made |= {
@@ -199,8 +240,20 @@ class Replays:
 
 
 def copied(value: Any) -> Any:
-    """Return a nested value with copies of its shadow tensors, which code may change in place."""
-    return rebuild(value, lambda _, leaf: leaf.copied() if isinstance(leaf, ShadowTensor) else leaf)
+    """Return a nested value with copies of its shadow tensors, which code may change in place.
+
+    A tensor that stands in two places is copied once.
+    """
+    copies: dict[int, ShadowTensor] = {}
+
+    def copy_leaf(_: str, leaf: Any) -> Any:
+        if not isinstance(leaf, ShadowTensor):
+            return leaf
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.copied()
+        return copies[id(leaf)]
+
+    return rebuild(value, copy_leaf)
 
 
 def _deep_copy(value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from validator.align.traces import Edge, Trace, TraceCall, View
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
+from validator.sharding.plan import Box
 
 __all__ = ["check_replicas"]
 
@@ -63,13 +64,15 @@ def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Ju
 
 
 def _finding(call: TraceCall, edge: Edge) -> Finding:
-    rank = edge.disagreeing[0] if len(edge.disagreeing) == 1 else None
-    first = edge.read(View(ranks=(0,))).data
-    other = edge.read(View(ranks=(edge.disagreeing[0],)))
+    # Of two ranks that differ nothing says which is wrong.
+    differing = edge.disagreeing if edge.odd_rank is None else (edge.odd_rank,)
+    base = min(_holders(edge, differing[0]) - set(differing))
+    first = edge.read(View(ranks=(base,))).data
+    other = edge.read(View(ranks=differing[:1]))
     differs = (first != other.data) & ~(first.isnan() & other.data.isnan())
     count = int(differs.sum())
     worst = tuple(differs.nonzero()[0].tolist()) if count else None
-    ranks = ", ".join(map(str, edge.disagreeing))
+    ranks = ", ".join(map(str, differing))
     evidence = Evidence(
         outside=count,
         elements=differs.numel(),
@@ -85,14 +88,22 @@ def _finding(call: TraceCall, edge: Edge) -> Finding:
         check=Check.REPLICA,
         path=edge.path,
         call=call.n,
-        rank=rank,
+        rank=edge.odd_rank,
         verdict=Verdict.DIVERGENT,
         arm=Arm.EXACT,
         order=call.order,
         evidence=evidence,
         summary=(
             f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} "
-            f"differs from rank 0 in {count} of {torch.Size(edge.shape).numel()} elements, although "
+            f"differs from rank {base} in {count} of {torch.Size(edge.shape).numel()} elements, although "
             "what went in was the same"
         ),
     )
+
+
+def _holders(edge: Edge, rank: int) -> set[int]:
+    """Return the ranks that hold what this rank holds."""
+    boxes: dict[int, set[Box]] = {}
+    for part in edge.parts:
+        boxes.setdefault(part.rank, set()).add(part.box)
+    return {other for other, held in boxes.items() if held == boxes[rank]}

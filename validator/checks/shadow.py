@@ -10,7 +10,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-__all__ = ["ShadowTensor", "widened"]
+__all__ = ["ShadowTensor", "real_view", "widened"]
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """Return a complex tensor with a last dim of real and imaginary part, any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def widened(tensor: Tensor) -> Tensor:
@@ -30,6 +35,7 @@ class ShadowTensor(Tensor):
         sigma64: `[*]` float64 or None: sigma of the last operator's inner arithmetic, kept while it is the
             only one.
         bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
+        unknown: name of an operator behind this value whose rounding is not known, or "".
         aliases: the shadows that share this one's values: views of it, what it is a view of, and itself.
     """
 
@@ -39,6 +45,7 @@ class ShadowTensor(Tensor):
     is_cast: bool
     sigma64: Tensor | None
     bound64: Tensor | None
+    unknown: str
     aliases: "WeakSet[ShadowTensor]"
 
     @staticmethod
@@ -52,6 +59,7 @@ class ShadowTensor(Tensor):
         is_cast: bool = False,
         sigma64: Tensor | None = None,
         bound64: Tensor | None = None,
+        unknown: str = "",
         aliases: "WeakSet[ShadowTensor] | None" = None,
     ) -> "ShadowTensor":
         shadow: ShadowTensor = Tensor._make_wrapper_subclass(
@@ -69,6 +77,7 @@ class ShadowTensor(Tensor):
         shadow.is_cast = is_cast
         shadow.sigma64 = sigma64
         shadow.bound64 = bound64
+        shadow.unknown = unknown
         shadow.aliases = WeakSet() if aliases is None else aliases
         shadow.aliases.add(shadow)
         return shadow
@@ -85,7 +94,7 @@ class ShadowTensor(Tensor):
         if self.exact64 is not self.data64:
             self.exact64.copy_(other.exact64)
         self.depth, self.is_cast = other.depth, other.is_cast
-        self.sigma64, self.bound64 = other.sigma64, other.bound64
+        self.sigma64, self.bound64, self.unknown = other.sigma64, other.bound64, other.unknown
 
     def copied(self) -> "ShadowTensor":
         """Return a copy that in-place operators here don't reach; not to be called under `Arithmetic`."""
@@ -98,6 +107,7 @@ class ShadowTensor(Tensor):
             is_cast=self.is_cast,
             sigma64=self.sigma64,
             bound64=self.bound64,
+            unknown=self.unknown,
         )
 
     @classmethod

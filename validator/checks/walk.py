@@ -21,18 +21,19 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
-from validator.capturing.values import bind_arguments, flatten, rebuild
+from validator.capturing.values import bind_arguments, flatten, flatten_arguments, rebuild
 from validator.checks.arithmetic import Arithmetic, Choice, Rounding
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
-from validator.checks.replays import RUNS, Frame, Replays, Returned, Snapshot, copied
-from validator.checks.shadow import ShadowTensor, widened
-from validator.errors import ValidatorError
+from validator.checks.replays import RUNS, Frame, Replays, Returned, Snapshot
+from validator.checks.shadow import ShadowTensor, real_view, widened
+from validator.errors import TargetError, ValidatorError
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
 
@@ -61,8 +62,13 @@ def walk(
         runs: stochastic runs behind a measured sigma.
     """
     walker = _Walker(reference, trace, view, judge, skip, runs)
+    buffers = {buffer: buffer.clone() for buffer in reference.buffers()}
     with walker.patched(), torch.no_grad():
-        run(reference)
+        try:
+            run(reference)
+        finally:
+            for buffer, before in buffers.items():
+                buffer.copy_(before)
 
 
 class _Walker:
@@ -84,7 +90,6 @@ class _Walker:
         self._runs = runs
         self._frames: list[Frame] = []
         self._counts: dict[str, int] = {}
-        self._done: dict[tuple[str, int], Returned] = {}
         self._order = 0
         self._lift = _Lift(reference, trace)
 
@@ -170,14 +175,14 @@ class _Walker:
         call = self._trace.calls.get((fqn, n))
         if call is None:
             return original(*args, **kwargs)
-        if (fqn, n) not in self._done:
-            self._done[fqn, n] = self._child(parent, call, module, original, args, kwargs)
-        returned = self._done[fqn, n]
+        if len(parent.returned) < len(parent.known) and parent.known[len(parent.returned)].fqn == fqn:
+            returned = parent.known[len(parent.returned)]
+        else:
+            returned = self._child(parent, call, module, original, args, kwargs)
         parent.returned.append(returned)
         if parent.is_plain:
             return self._as_plain(returned.output)
-        returned.change(flatten(bind_arguments(module, args, kwargs)))
-        return copied(returned.output)
+        return returned.hand_over(flatten_arguments(module, args, kwargs))
 
     def _child(
         self,
@@ -189,14 +194,16 @@ class _Walker:
         kwargs: dict[str, Any],
     ) -> Returned:
         """Keep what the parent hands over, run the module's code on the candidate's inputs, and judge it."""
-        given = self._compared(flatten(bind_arguments(module, args, kwargs)), call.inputs)
+        arguments = flatten_arguments(module, args, kwargs)
+        given = self._compared(arguments, call.inputs, is_input=True)
         if not parent.is_plain:
             key = len(parent.returned)
             parent.edges += [
-                self._edge((key, path), call, value, cand) for path, (value, cand) in given.items()
+                self._edge((key, path), call, value, cand, parent.arithmetic)
+                for path, (value, cand) in given.items()
             ]
         args, kwargs = _substituted(module, args, kwargs, {path: cand for path, (_, cand) in given.items()})
-        snapshot = Snapshot(args, kwargs)
+        snapshot = Snapshot(args, kwargs, module)
         chosen = _Choices(self._trace, call, self._view)
         frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift, chosen))
         counts = dict(self._counts)
@@ -208,9 +215,13 @@ class _Walker:
             if error is self._broken:
                 raise
             self._counts = counts
-            return self._unjudged(call, original, snapshot, error)
-        made = self._compared(flatten(output), call.outputs)
-        frame.edges += [self._edge((None, path), None, value, cand) for path, (value, cand) in made.items()]
+            return self._unjudged(call, original, snapshot, error, known=frame.returned)
+        snapshot.close()
+        made = self._compared(flatten(output), call.outputs, is_input=False)
+        frame.edges += [
+            self._edge((None, path), None, value, cand, frame.arithmetic)
+            for path, (value, cand) in made.items()
+        ]
         frame.choices += [self._choice(choice) for choice in frame.arithmetic.choices]
         replays = Replays(
             frame=frame,
@@ -231,24 +242,42 @@ class _Walker:
                 constants=tuple(frame.arithmetic.constants),
             )
         )
+        self._lift.clear()
+        arguments = flatten_arguments(module, args, kwargs)
         return Returned(
             fqn=call.module,
-            output=rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x),
-            changed=_changed(flatten(bind_arguments(module, args, kwargs)), given),
+            output=_substituted_output(output, {path: cand for path, (_, cand) in made.items()}),
+            changed=_changed(arguments, given),
+            passed_on=_passed_on(flatten(output), arguments),
         )
 
     def _unjudged(
-        self, call: TraceCall, original: Callable[..., Any], snapshot: Snapshot, error: Exception
+        self,
+        call: TraceCall,
+        original: Callable[..., Any],
+        snapshot: Snapshot,
+        error: Exception,
+        known: list[Returned],
     ) -> Returned:
         """Run code that can't run in float64 as it is: for its outputs' structure, and for its children."""
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         self._skip(call, f"its code can't run in float64: {reason}")
         args, kwargs = snapshot.restore()
-        frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift), is_plain=True)
-        output = self._execute(frame, original, self._as_plain(args), self._as_plain(kwargs))
-        made = self._compared(flatten(output), call.outputs)
-        output = rebuild(output, lambda path, x: _as_input(made[path][1]) if path in made else x)
-        return Returned(fqn=call.module, output=output, changed={})
+        frame = Frame(arithmetic=Arithmetic(Rounding.none(), self._lift), known=known, is_plain=True)
+        try:
+            output = self._execute(frame, original, self._as_plain(args), self._as_plain(kwargs))
+        except ValidatorError:
+            raise
+        except Exception as again:
+            if again is self._broken:
+                raise
+            raise TargetError(
+                f"the reference's {call.module or 'model'} can be run neither in float64 ({reason}) nor as "
+                f"it is on the candidate's inputs ({again}); leave it out with --exclude {call.module!r}"
+            ) from again
+        made = self._compared(flatten(output), call.outputs, is_input=False)
+        output = _substituted_output(output, {path: cand for path, (_, cand) in made.items()})
+        return Returned(fqn=call.module, output=output, changed={}, passed_on={})
 
     def _judge(self, code: Code) -> None:
         try:
@@ -268,29 +297,44 @@ class _Walker:
             self._frames.pop()
 
     def _compared(
-        self, values: Mapping[str, Any], edges: Mapping[str, Edge]
+        self, values: Mapping[str, Any], edges: Mapping[str, Edge], *, is_input: bool
     ) -> dict[str, tuple[Tensor, LogicalTensor]]:
         """Return the tensors that both sides have, with the candidate's."""
         return {
             path: (value, edges[path].read(self._view))
             for path, value in values.items()
-            if isinstance(value, Tensor) and path in edges and _is_comparable(path, value, edges[path])
+            if isinstance(value, Tensor)
+            and path in edges
+            and _is_comparable(path, value, edges[path], is_input=is_input)
         }
 
-    def _edge(self, key: Key, into: TraceCall | None, value: Tensor, cand: LogicalTensor) -> CodeEdge:
+    def _edge(
+        self,
+        key: Key,
+        into: TraceCall | None,
+        value: Tensor,
+        cand: LogicalTensor,
+        arithmetic: Arithmetic,
+    ) -> CodeEdge:
         self._order += 1
         shadow = value if isinstance(value, ShadowTensor) else None
+        obstacle = ""
+        if shadow is not None and shadow.unknown:
+            obstacle = f"nothing is known of the rounding inside {shadow.unknown}"
+        elif shadow is None and arithmetic.is_chosen(value):
+            obstacle = "rounded values decide it, and no edge of the candidate shows how"
         return CodeEdge(
             key=key,
             into=into,
             path=key[1],
             order=self._order,
             # A copy: the code may go on to change the tensor in place.
-            exact=(_plain(value) if shadow is None else shadow.exact64).clone(),
+            exact=real_view(_plain(value) if shadow is None else shadow.exact64).clone(),
             depth=0 if shadow is None else _depth(shadow),
-            sigma=None if shadow is None else shadow.sigma64,
+            sigma=None if shadow is None else _of_parts(shadow.sigma64, shadow),
             bound=None if shadow is None else shadow.bound64,
-            cand=cand,
+            cand=_real_parts(cand),
+            obstacle=obstacle,
         )
 
     def _choice(self, choice: Choice) -> CodeChoice:
@@ -360,17 +404,27 @@ class _Choices:
         """Return the candidate's indices for the choice `name`, or None where no edge shows them."""
         if name not in self._found:
             alike = [x for x in self._integers() if x.shape == own.shape]
-            # Of several, the one that agrees most: the choice differs at near ties alone.
+            # Of several, the one that agrees most; among ties any choice is as good.
             self._found[name] = max(alike, key=lambda x: int((x == own).sum()), default=None)
         return self._found[name]
 
     def _integers(self) -> Iterator[Tensor]:
+        """Yield the integer tensors that the code may have made: those it was not given."""
         here = (self._call.module, self._call.n)
+        given = [self._read(edge) for edge in self._call.inputs.values() if _is_integer(edge)]
         edges = [*self._call.outputs.values()]
         edges += [e for c in self._trace.calls.values() if c.parent == here for e in c.inputs.values()]
-        for edge in edges:
-            if edge.dtype in ("int64", "int32"):
-                yield edge.read(self._view).data.to(torch.int64)
+        for edge in filter(_is_integer, edges):
+            made = self._read(edge)
+            if not any(made.shape == x.shape and torch.equal(made, x) for x in given):
+                yield made
+
+    def _read(self, edge: Edge) -> Tensor:
+        return edge.read(self._view).data.to(torch.int64)
+
+
+def _is_integer(edge: Edge) -> bool:
+    return edge.dtype in ("int64", "int32")
 
 
 def _substituted(
@@ -387,10 +441,22 @@ def _substituted(
     return tuple(positional), {name: new[name] for name in kwargs}
 
 
+def _substituted_output(output: Any, logical: Mapping[str, LogicalTensor]) -> Any:
+    """Return an output with the candidate's values; what was one tensor in two places stays one."""
+    seen: dict[int, Any] = {}
+
+    def replace(path: str, value: Any) -> Any:
+        if path in logical and id(value) not in seen:
+            seen[id(value)] = _as_input(logical[path])
+        return seen.get(id(value), value) if isinstance(value, Tensor) else value
+
+    return rebuild(output, replace)
+
+
 def _as_input(value: LogicalTensor) -> Tensor:
-    if not value.data.is_floating_point():
+    if not (value.data.is_floating_point() or value.data.is_complex()):
         return value.data.clone()
-    return ShadowTensor(value.data.to(torch.float64), value.data.dtype)
+    return ShadowTensor(widened(value.data), value.data.dtype)
 
 
 def _depth(value: ShadowTensor) -> int:
@@ -399,7 +465,7 @@ def _depth(value: ShadowTensor) -> int:
 
 
 def _plain(value: Tensor) -> Tensor:
-    return value.to(torch.float64) if value.is_floating_point() else value
+    return widened(value) if value.is_floating_point() or value.is_complex() else value
 
 
 def _changed(
@@ -410,20 +476,42 @@ def _changed(
     for path, (_, cand) in given.items():
         value = arguments[path]
         if isinstance(value, ShadowTensor):
-            before = cand.data.to(torch.float64)
+            before = widened(cand.data)
             if bool(((value.data64 != before) & ~(value.data64.isnan() & before.isnan())).any()):
                 changed[path] = value.copied()
     return changed
 
 
-def _is_comparable(path: str, value: Tensor, edge: Edge) -> bool:
-    """Tell whether both sides mean the same by this edge. A kernel's own masks are its own business."""
-    if tuple(value.shape) != edge.shape or value.dtype == torch.bool:
+def _passed_on(outputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return which outputs are arguments themselves, by path: a change of one is one of the other."""
+    places = {id(x): path for path, x in arguments.items() if isinstance(x, ShadowTensor)}
+    return {path: places[id(x)] for path, x in outputs.items() if id(x) in places}
+
+
+def _of_parts(sigma: Tensor | None, shadow: ShadowTensor) -> Tensor | None:
+    """Return the sigma of a complex value's parts."""
+    if sigma is None or not shadow.is_complex():
+        return sigma
+    return sigma.unsqueeze(-1).expand(*sigma.shape, 2)
+
+
+def _real_parts(cand: LogicalTensor) -> LogicalTensor:
+    """Return a complex tensor as one of its real and imaginary parts."""
+    if not cand.data.is_complex():
+        return cand
+    parts = tuple(replace(part, box=(*part.box, (0, 2))) for part in cand.parts)
+    return LogicalTensor(data=real_view(cand.data), parts=parts, dims=(*cand.dims, ""))
+
+
+def _is_comparable(path: str, value: Tensor, edge: Edge, *, is_input: bool) -> bool:
+    """Tell whether both sides mean the same by this edge. The masks that a kernel is given are its own."""
+    dtype = getattr(torch, edge.dtype)
+    if tuple(value.shape) != edge.shape or dtype.is_complex != value.is_complex():
         return False
-    is_floating = bool(getattr(torch, edge.dtype).is_floating_point)
-    if is_floating != value.is_floating_point():
+    if dtype.is_floating_point != value.is_floating_point():
         return False
-    return not (is_floating and "mask" in path)
+    is_mask = value.dtype == torch.bool or (value.is_floating_point() and "mask" in path)
+    return not (is_input and is_mask)
 
 
 def _plain_values(value: Any) -> Any:

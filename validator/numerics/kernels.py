@@ -1,7 +1,7 @@
-"""The inner loop of `numerics.metrics`, compiled: one pass over the bit patterns of a pair of tensors.
+"""The inner loop of `numerics.metrics`, compiled: one pass over the values and bits of a pair of tensors.
 
-All formats go through one loop. A magnitude shifted to float64's place and multiplied by a power of two
-is the value, subnormals included; so no format needs a conversion of its own, and nothing is rounded.
+Values come as float32 or float64, which hold those of every narrower format exactly; bits come in the one
+format that steps are counted in. All formats go through one loop, compiled once for each width.
 
 A run is the part of a row (of the last dim) inside a tile of `TILE` elements, counted from the tensor's
 first. Sums are made run by run and then joined in order, so that they don't depend on how a tensor was cut
@@ -10,7 +10,6 @@ into blocks, as long as every block but the last holds whole tiles.
 Shape legend: N = elements of a block, T = all slots: the sizes of the dims, one after the other.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,6 +50,7 @@ NEAR = 1e-3
 """The relative difference of "within 0.1%"."""
 
 _INT64_MAX = 2**63 - 1
+_FEW = 256
 _ONE = 1023 << BIN_BITS  # the bin of 1.0 when float64's top bits are taken as they are
 
 
@@ -61,16 +61,6 @@ class Code(NamedTuple):
     """Mask of the bits without the sign."""
     sign: int
     """How far to shift the sign bit to the right."""
-    shift: int
-    """How far to shift a magnitude to the left, into float64's place."""
-    scale: float
-    """What to multiply then with."""
-    last_finite: int
-    """Magnitude of the largest finite value."""
-    infinity: int
-    """Magnitude of infinity, or -1 where there is none."""
-    has_negative_zero: bool
-    """Whether a sign bit alone is -0; else it is NaN."""
 
 
 class Counts(NamedTuple):
@@ -99,16 +89,7 @@ class Moments(NamedTuple):
 
 def code_of(fmt: Format) -> Code:
     """Return how the bits of a format are read."""
-    bias = 1 - fmt.e_min
-    return Code(
-        magnitude=(1 << (fmt.bits - 1)) - 1,
-        sign=fmt.bits - 1,
-        shift=53 - fmt.precision,
-        scale=math.ldexp(1.0, 1023 - bias),
-        last_finite=fmt.last_magnitude - fmt.has_inf,
-        infinity=fmt.last_magnitude if fmt.has_inf else -1,
-        has_negative_zero=fmt.has_negative_zero,
-    )
+    return Code(magnitude=(1 << (fmt.bits - 1)) - 1, sign=fmt.bits - 1)
 
 
 def new_counts() -> Counts:
@@ -140,70 +121,40 @@ _LANES = {"reassoc", "contract", "nsz", "nnan"}
 
 
 @_compiled(inline="always")
-def _special(bits: Any, code: Any) -> Any:
-    """Say whether a bit pattern is NaN or an infinity."""
-    magnitude = bits & code.magnitude
-    unsigned = (magnitude == 0) & (bits >> code.sign & 1 != 0)
-    return (magnitude > code.last_finite) | (unsigned & (not code.has_negative_zero))
-
-
-@_compiled(inline="always")
-def _is_nan(bits: Any, code: Any) -> Any:
-    return _special(bits, code) & (bits & code.magnitude != code.infinity)
-
-
-@_compiled(inline="always")
-def _value(bits: Any, code: Any) -> Any:
-    sign = (bits >> code.sign) << 63
-    return np.int64(((bits & code.magnitude) << code.shift) | sign).view(np.float64) * code.scale
-
-
-@_compiled(inline="always")
 def _steps(a: Any, b: Any, code: Any) -> Any:
-    """Count the values between two finite ones; saturates, which only float64 can need."""
+    """Count the values between two of them; saturates, which only float64 can need."""
     p, q = a & code.magnitude, b & code.magnitude
     apart = p + q if (a ^ b) >> code.sign & 1 else abs(p - q)
     return apart if apart >= 0 else _INT64_MAX
 
 
-@_compiled(fastmath=_LANES)
-def _decode(
-    ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, a: Any, d: Any, regular: Any
-) -> int:
+@_compiled()
+def _subtract(ref: Any, cand: Any, start: int, n: int, a: Any, d: Any, regular: Any) -> int:
     """Fill `a` with the reference and `d` with the difference, and return how many pairs are finite.
 
     `regular` gets all bits set where both sides are finite; elsewhere it, `a` and `d` get 0.
     """
     special: Any = 0
     for i in range(n):
-        x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
-        missing = np.int64(_special(x, ref_code) | _special(y, cand_code))
-        keep = missing - 1
-        value = _value(x & keep, ref_code)
-        a[i] = value
-        d[i] = _value(y & keep, cand_code) - value
-        regular[i] = keep
-        special += missing
+        x, y = np.float64(ref[start + i]), np.float64(cand[start + i])
+        finite = (abs(x) < np.inf) & (abs(y) < np.inf)
+        a[i] = x if finite else 0.0
+        d[i] = y - x if finite else 0.0
+        regular[i] = -1 if finite else 0
+        special += 0 if finite else 1
     return int(n - special)
 
 
 @_compiled()
-def _count_special(
-    ref: Any, cand: Any, ref_code: Any, cand_code: Any, start: int, n: int, at: int, whole: Any
-) -> None:
+def _count_special(ref: Any, cand: Any, start: int, n: int, at: int, whole: Any) -> None:
     for i in range(start, start + n):
-        x, y = np.int64(ref[i]), np.int64(cand[i])
-        special_x, special_y = _special(x, ref_code), _special(y, cand_code)
-        if not (special_x or special_y):
-            continue
-        nan_x, nan_y = _is_nan(x, ref_code), _is_nan(y, cand_code)
-        whole[2] += nan_x
-        whole[3] += nan_y
-        whole[4] += special_x and not nan_x
-        whole[5] += special_y and not nan_y
-        opposite = (x >> ref_code.sign ^ y >> cand_code.sign) & 1
-        both_infinite = special_x and special_y and not (nan_x or nan_y)
-        if special_x != special_y or nan_x != nan_y or (both_infinite and opposite):
+        x, y = ref[i], cand[i]
+        whole[2] += np.isnan(x)
+        whole[3] += np.isnan(y)
+        whole[4] += np.isinf(x)
+        whole[5] += np.isinf(y)
+        are_special = not (np.isfinite(x) and np.isfinite(y))
+        if are_special and x != y and not (np.isnan(x) and np.isnan(y)):
             whole[6] += 1
             if whole[8] < 0:
                 whole[8] = at + i - start
@@ -211,8 +162,9 @@ def _count_special(
 
 @_compiled()
 def _count_steps(
-    ref: Any, cand: Any, code: Any, start: int, n: int, regular: Any, steps: Any, counts: Any
+    ref: Any, cand: Any, code: Any, start: int, n: int, regular: Any, steps: Any, near: Any, counts: Any
 ) -> None:
+    """Count a run's differing bits and its steps; `near` holds the counts of few steps until the end."""
     differing, ones, greatest = 0, 0, 0
     for i in range(n):
         x, y = np.int64(ref[start + i]), np.int64(cand[start + i])
@@ -222,13 +174,22 @@ def _count_steps(
         ones += 1 if apart == 1 else 0
         greatest = max(greatest, apart)
     counts.whole[1] += differing
-    counts.bins[0] += ones
     counts.steps_max[0] = max(counts.steps_max[0], greatest)
-    if greatest > 1:
+    if greatest <= 1:
+        counts.bins[0] += ones
+    elif greatest < _FEW:
+        # Counted without a branch, and neighbours apart: most steps are equal, and would wait for each other.
         for i in range(n):
-            if steps[i] > 1:
-                top = np.float64(steps[i]).view(np.int64) >> (52 - BIN_BITS)
-                counts.bins[top - _ONE] += 1
+            near[i & 3, steps[i]] += 1
+    else:
+        for i in range(n):
+            if steps[i] > 0:
+                counts.bins[_bin(steps[i])] += 1
+
+
+@_compiled(inline="always")
+def _bin(steps: Any) -> Any:
+    return (np.float64(steps).view(np.int64) >> (52 - BIN_BITS)) - _ONE
 
 
 @_compiled(fastmath=_LANES)
@@ -300,11 +261,9 @@ def _add_row(a: Any, d: Any, n: int, slots: Any, first: int) -> None:
 def tally(
     ref: Any,
     cand: Any,
-    ref_code: Any,
-    cand_code: Any,
-    ref_rounded: Any,
-    cand_rounded: Any,
-    rounded_code: Any,
+    ref_bits: Any,
+    cand_bits: Any,
+    code: Any,
     offset: int,
     sizes: Any,
     counts: Any,
@@ -313,13 +272,11 @@ def tally(
     """Add a block to the counts and moments of a pair.
 
     Args:
-        ref: `[N]` unsigned: the reference's bit patterns.
-        cand: `[N]` unsigned: the candidate's.
-        ref_code: how `ref` is read.
-        cand_code: how `cand` is read.
-        ref_rounded: `[N]` unsigned: the reference in the format that steps are counted in.
-        cand_rounded: `[N]` unsigned: the candidate in that format.
-        rounded_code: how these two are read.
+        ref: `[N]` float32 or float64: the reference.
+        cand: `[N]` float32 or float64: the candidate.
+        ref_bits: `[N]` integers: bit patterns of the reference in the format that steps are counted in.
+        cand_bits: `[N]` integers: the candidate's.
+        code: how these two are read.
         offset: index of the block's first element in the tensor, a multiple of `TILE`.
         sizes: `[dims]` int64, without dims of size 1 and never empty.
         counts: added to.
@@ -327,6 +284,7 @@ def tally(
     """
     a, d = np.empty(TILE), np.empty(TILE)
     regular, steps = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    near = np.zeros((4, _FEW), np.int64)
     run = np.empty(2)
     columns = sizes[-1]
     last_slot = moments.slots.shape[1] - columns
@@ -334,10 +292,10 @@ def tally(
     while start < len(ref):
         at = offset + start
         n = min(TILE - at % TILE, columns - at % columns, len(ref) - start)
-        finite = _decode(ref, cand, ref_code, cand_code, start, n, a, d, regular)
+        finite = _subtract(ref, cand, start, n, a, d, regular)
         if finite < n:
-            _count_special(ref, cand, ref_code, cand_code, start, n, at, counts.whole)
-        _count_steps(ref_rounded, cand_rounded, rounded_code, start, n, regular, steps, counts)
+            _count_special(ref, cand, start, n, at, counts.whole)
+        _count_steps(ref_bits, cand_bits, code, start, n, regular, steps, near, counts)
         if finite:
             _add_moments(a, d, n, finite, counts.whole[0], moments.whole, run)
             within = _add_relative(a, d, n, at, moments.whole, counts.worst)
@@ -352,3 +310,5 @@ def tally(
                 moments.slots[1, here] += run[1]
             _add_row(a, d, n, moments.slots, last_slot + at % columns)
         start += n
+    for few in range(1, _FEW):
+        counts.bins[_bin(few)] += near[:, few].sum()

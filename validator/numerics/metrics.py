@@ -8,6 +8,7 @@ Shape legend: * = any shape, equal on both sides; T = indices of one dim.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -33,6 +34,7 @@ from validator.numerics.rounding import round_nearest
 __all__ = ["DimErrors", "Metrics", "measure", "measure_blocks"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SMALL = 1 << 18  # elements of a tensor that is read and measured before a thread has started
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
@@ -185,7 +187,8 @@ def measure_blocks(*, ref: Iterable[Tensor], cand: Iterable[Tensor], shape: Sequ
     whole = (*shape, 2) if one.is_complex() else tuple(shape)
     meter = _meter(one.dtype, other.dtype, whole)
     left, right = (map(_plain, chain([first], more)) for first, more in ((one, ref), (other, cand)))
-    for block, its_match in _side_by_side(left, right, prod(whole)):
+    blocks = _side_by_side(left, right, prod(whole))
+    for block, its_match in blocks if prod(whole) < _SMALL else _read_ahead(blocks):
         meter.add(block, its_match)
     return meter.result()
 
@@ -194,7 +197,6 @@ class _FloatMeter:
     """Measures floating pairs."""
 
     def __init__(self, ref: Format, cand: Format, shape: tuple[int, ...]) -> None:
-        self._formats = ref, cand
         self._rounded = cand if cand.precision <= ref.precision else ref
         self._shape = shape
         sizes = [size for size in shape if size > 1] or [1]
@@ -206,16 +208,12 @@ class _FloatMeter:
 
     def add(self, ref: Tensor, cand: Tensor) -> None:
         """Add a block, whose length is a multiple of `TILE` or that is the last."""
-        rounded = self._rounded
-        ref_format, cand_format = self._formats
         tally(
-            _bits(ref),
-            _bits(cand),
-            code_of(ref_format),
-            code_of(cand_format),
-            _bits(_round(ref, rounded)),
-            _bits(_round(cand, rounded)),
-            code_of(rounded),
+            _values(ref),
+            _values(cand),
+            _bits(_round(ref, self._rounded)),
+            _bits(_round(cand, self._rounded)),
+            code_of(self._rounded),
             self._offset,
             self._sizes,
             self._counts,
@@ -256,7 +254,7 @@ class _FloatMeter:
             rms=math.sqrt(dd / n),
             bias=bias if finite else math.nan,
             gain=ad / aa if aa else math.nan,
-            cosine=_quotient(aa + ad, norm * math.sqrt(max(aa + 2 * ad + dd, 0.0))),
+            cosine=_quotient(aa + ad, math.sqrt(max(aa * (aa + 2 * ad + dd), 0.0))),
             pcc=_quotient(var_ref + cov, math.sqrt(max(var_ref * (var_ref + 2 * cov + var_d), 0.0))),
             snr_db=_decibel(norm, error),
             steps_format=self._rounded.name,
@@ -375,10 +373,25 @@ def _side_by_side(
         )
 
 
+def _read_ahead(blocks: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the blocks, each read by a thread of its own while the one before is measured."""
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        following = reader.submit(next, blocks, None)
+        while (block := following.result()) is not None:
+            following = reader.submit(next, blocks, None)
+            yield block
+
+
 def _filled(block: Tensor, more: Iterator[Tensor]) -> Tensor:
     while block.numel() < TILE and (following := next(more, None)) is not None:
         block = torch.cat([block, following]) if block.numel() else following
     return block
+
+
+def _values(values: Tensor) -> np.ndarray:
+    wide = values if values.dtype == torch.float64 else values.to(torch.float32)
+    converted: np.ndarray = wide.numpy()
+    return converted
 
 
 def _bits(values: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rounding of float64 values to a narrower format, to nearest or stochastically.
+"""Rounding of float64 values to a narrower format: to nearest, toward zero or stochastically.
 
 Results stay float64, so that a narrower format can be followed inside a float64 computation. Both
 roundings work on float64's bit patterns: adding to the bits below the target's last one and cutting
@@ -17,7 +17,7 @@ from validator.errors import ComparisonError
 from validator.numerics.formats import Format
 from validator.numerics.ulp import ulp
 
-__all__ = ["round_nearest", "round_stochastic"]
+__all__ = ["round_nearest", "round_stochastic", "round_toward_zero"]
 
 _CACHED_ELEMENTS = 1 << 15  # a CPU's block: several passes over 256 KiB stay in its second-level cache
 
@@ -97,6 +97,37 @@ def round_stochastic(y: Tensor, fmt: Format, generator: torch.Generator) -> Tens
         rounded = _random_bits_(result.view(torch.int64), cut, generator)
         rounded.add_(block.view(torch.int64)).bitwise_and_(-1 << cut)
         _mend(block, result, fmt, to_either)
+
+    return _in_blocks(y, round_block)
+
+
+def round_toward_zero(y: Tensor, fmt: Format) -> Tensor:
+    """Round to the nearest value of a format that is no larger in magnitude: cut the bits off.
+
+    Args:
+        y: `[*]` float64.
+        fmt: the target format.
+
+    Returns:
+        `[*]` float64 whose values are the format's; `y` itself where the format is float64. What is finite
+        stays finite: beyond the largest value it becomes that value. Signs of zeros are kept, as are NaN and,
+        in a format that has them, infinities.
+
+    Raises:
+        ComparisonError: `y` is not float64.
+
+    Source:
+        IEEE 754-2019, 4.3.2 and 7.4.
+    """
+    _demand_float64(y)
+    if fmt.name == "float64":
+        return y
+    cut = _cut(fmt)
+
+    def round_block(block: Tensor, result: Tensor) -> None:
+        finite = torch.where(block.isfinite(), block.clamp(-fmt.max, fmt.max), block)
+        torch.bitwise_and(finite.view(torch.int64), -1 << cut, out=result.view(torch.int64))
+        _mend(finite, result, fmt, torch.floor)
 
     return _in_blocks(y, round_block)
 

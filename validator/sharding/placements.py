@@ -6,7 +6,7 @@ from validator.capturing.records import Mesh, Placement, TensorMeta
 from validator.errors import LayoutError
 from validator.sharding.plan import Plan, plan_copies, plan_placements, plan_split, plan_sum
 
-__all__ = ["disagreeing", "place"]
+__all__ = ["disagreeing", "odd_one_out", "place"]
 
 
 def place(
@@ -53,6 +53,25 @@ def disagreeing(plan: Plan, metas: Mapping[int, TensorMeta]) -> tuple[int, ...]:
             if metas[rank].checksum != metas[ranks[0]].checksum
         )
     )
+
+
+def odd_one_out(plan: Plan, metas: Mapping[int, TensorMeta]) -> int | None:
+    """Return the only rank whose copy has other bits than all others' of it, which are two or more.
+
+    None where no copies differ, several ranks' do, or only two hold copies: nothing says whose is wrong.
+    """
+    odd: list[int] = []
+    for ranks in plan.copies:
+        holders: dict[str, list[int]] = {}
+        for rank in ranks:
+            holders.setdefault(metas[rank].checksum, []).append(rank)
+        if len(holders) == 1:
+            continue
+        fewest, *_, most = sorted(holders.values(), key=len)
+        if len(holders) > 2 or len(fewest) > 1 or len(most) == 1:
+            return None
+        odd += fewest
+    return odd[0] if len(odd) == 1 else None
 
 
 def _recorded(metas: Mapping[int, TensorMeta]) -> Plan | None:

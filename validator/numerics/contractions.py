@@ -1,0 +1,196 @@
+"""Sums of products in a chosen order, block and accumulator, as software models of what kernels do.
+
+Each addition is computed in float64 and then rounded to the accumulator, so that a product enters it
+unrounded, as it does in a fused multiply-add.
+
+Shape legend: * = batch, equal on both sides; M = rows, K = terms, N = columns.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from validator.errors import ComparisonError
+from validator.numerics.formats import FORMATS, Format
+from validator.numerics.rounding import round_nearest, round_toward_zero
+
+__all__ = ["Accumulation", "Order", "fp8_product", "rounded_sum", "sum_products"]
+
+FP8_BLOCK = 128
+_FP8 = FORMATS["float8_e4m3fn"]
+_FLOAT32 = FORMATS["float32"]
+_Add = Callable[[Tensor, Tensor], Tensor]
+
+
+class Order(StrEnum):
+    """In which order terms are added.
+
+    `pairwise` adds neighbours, then neighbouring sums; `blocked` sums `block` neighbours one by one, and then
+    the blocks' sums one by one.
+    """
+
+    SEQUENTIAL = "sequential"
+    REVERSED = "reversed"
+    PAIRWISE = "pairwise"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulation:
+    """How one sum is accumulated.
+
+    Attributes:
+        fmt: format of the sums.
+        order: of the terms.
+        block: terms in a block, where the order is `blocked`.
+        bits: where given, the running sum of single terms keeps this many bits after its leading one, and the
+            rest is cut off; the sums of blocks stay in `fmt`.
+    """
+
+    fmt: Format = _FLOAT32
+    order: Order = Order.SEQUENTIAL
+    block: int | None = None
+    bits: int | None = None
+
+    def add(self, total: Tensor, term: Tensor) -> Tensor:
+        """Add a term to the running sum, and round it to the accumulator."""
+        total = total + term
+        if self.bits is None:
+            return round_nearest(total, self.fmt)
+        return round_toward_zero(total, _with_bits(self.fmt, self.bits))
+
+    def add_block(self, total: Tensor, block: Tensor) -> Tensor:
+        """Add a block's sum to the sum of the blocks."""
+        return round_nearest(total + block, self.fmt)
+
+
+def sum_products(a: Tensor, b: Tensor, how: Accumulation) -> Tensor:
+    """Multiply matrices with every sum accumulated in a chosen way.
+
+    Args:
+        a: `[*, M, K]` float64, values of a format of at most 26 bits, so that products are exact.
+        b: `[*, K, N]` float64, as `a`.
+        how: order and accumulator.
+
+    Returns:
+        `[*, M, N]` float64, values of the accumulator; zeros where K is 0.
+
+    Raises:
+        ComparisonError: an operand is not float64.
+
+    Source:
+        Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed. (2002), section 4.1 (orders).
+    """
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dtype != torch.float64:
+            raise ComparisonError(
+                f"{name} is {operand.dtype}: give float64, which holds its products exactly"
+            )
+    count = a.shape[-1]
+    nothing = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+    if how.order is Order.BLOCKED and how.block is not None:
+        return _blocked(a, b, how, how.block)
+    indices = reversed(range(count)) if how.order is Order.REVERSED else range(count)
+    terms = (a[..., :, j : j + 1] * b[..., j : j + 1, :] for j in indices)
+    if how.order is Order.PAIRWISE:
+        return _pairwise((how.add(nothing, term) for term in terms), nothing, how.add)
+    total = nothing
+    for term in terms:
+        total = how.add(total, term)
+    return total
+
+
+def rounded_sum(parts: Iterable[Tensor], fmt: Format) -> Tensor:
+    """Add up partial sums, one after the other, each of them and each sum kept in a format.
+
+    Args:
+        parts: `[*]` float64, at least one. One alone is no partial sum, and is returned as it is.
+        fmt: the format that they are kept in.
+    """
+    first, *others = parts
+    if not others:
+        return first
+    total = round_nearest(first, fmt)
+    for part in others:
+        total = round_nearest(total + round_nearest(part, fmt), fmt)
+    return total
+
+
+def fp8_product(x: Tensor, w: Tensor, how: Accumulation) -> Tensor:
+    """Multiply matrices in float8_e4m3fn with block scales, as an FP8 GEMM does.
+
+    Each block's largest magnitude is scaled to 448: blocks of 1 x 128 along K in `x`, of 128 x 128 in `w`.
+    The products of 128 terms are accumulated as `how` says, then scaled and added to a float32 sum.
+
+    Args:
+        x: `[M, K]` float64, the activations.
+        w: `[K, N]` float64, the weight, transposed as a linear layer multiplies by it.
+        how: order and accumulator within 128 terms.
+
+    Returns:
+        `[M, N]` float64, values of float32.
+
+    Source:
+        DeepSeek-V3 technical report, arXiv 2412.19437, section 3.3.2.
+    """
+    total = x.new_zeros((x.shape[0], w.shape[1]))
+    for x_block, w_block in zip(x.split(FP8_BLOCK, 1), w.split(FP8_BLOCK, 0), strict=True):
+        x_scale = _scale(x_block.abs().amax(1, keepdim=True))
+        columns = [block.abs().amax().expand(block.shape[1]) for block in w_block.split(FP8_BLOCK, 1)]
+        w_scale = _scale(torch.cat(columns)[None])
+        product = sum_products(_quantised(x_block, x_scale), _quantised(w_block, w_scale), how)
+        total = round_nearest(total + product * round_nearest(x_scale * w_scale, _FLOAT32), _FLOAT32)
+    return total
+
+
+def _blocked(a: Tensor, b: Tensor, how: Accumulation, size: int) -> Tensor:
+    total = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+    for a_block, b_block in zip(a.split(size, -1), b.split(size, -2), strict=True):
+        block = torch.zeros_like(total)
+        for j in range(a_block.shape[-1]):
+            block = how.add(block, a_block[..., :, j : j + 1] * b_block[..., j : j + 1, :])
+        total = how.add_block(total, block)
+    return total
+
+
+def _pairwise(terms: Iterable[Tensor], nothing: Tensor, add: _Add) -> Tensor:
+    """Sum as a balanced tree of neighbours does, holding one sum of each depth."""
+    sums: list[tuple[int, Tensor]] = []
+    for term in terms:
+        depth, total = 0, term
+        while sums and sums[-1][0] == depth:
+            total = add(sums.pop()[1], total)
+            depth += 1
+        sums.append((depth, total))
+    if not sums:
+        return nothing
+    total = sums.pop()[1]
+    while sums:
+        total = add(sums.pop()[1], total)
+    return total
+
+
+def _with_bits(fmt: Format, bits: int) -> Format:
+    """Return the format with `bits` bits after the leading one, for cutting to."""
+    return Format(
+        name=f"{fmt.name} cut to {bits} bits",
+        dtype=None,
+        bits=fmt.bits - (fmt.precision - 1 - bits),
+        precision=bits + 1,
+        e_min=fmt.e_min,
+        e_max=fmt.e_max,
+        max=(2 - 2.0**-bits) * 2.0**fmt.e_max,
+        last_magnitude=fmt.last_magnitude >> (fmt.precision - 1 - bits),
+    )
+
+
+def _scale(greatest: Tensor) -> Tensor:
+    scale = round_nearest(greatest / _FP8.max, _FLOAT32)
+    return torch.where(scale > 0, scale, 1.0)
+
+
+def _quantised(values: Tensor, scale: Tensor) -> Tensor:
+    return round_nearest((values / scale).clamp(-_FP8.max, _FP8.max), _FP8)
