@@ -26,6 +26,7 @@ from validator.checks.rank_sums import judge_terms, reduction_sigma
 from validator.checks.summary import summarise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
+from validator.numerics.rounding import round_nearest
 
 __all__ = ["EdgeJudge", "Policy"]
 
@@ -56,6 +57,7 @@ class EdgeJudge:
         bench: what is common to the run.
         real: `[batch, tokens]` boolean, the positions that the attention mask calls real, or None for all.
         gaps: what nothing was said of, although something should be.
+        errors: `[*]` distance from the control of outputs whose replicas differ, by module, call and path.
         guilty: flat indices of the guilty elements of a call's output, by module, call and path.
     """
 
@@ -69,6 +71,7 @@ class EdgeJudge:
     unchecked: list[Unchecked] = field(default_factory=list)
     unobservable: list[Unchecked] = field(default_factory=list)
     gaps: list[Unchecked] = field(default_factory=list)
+    errors: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
     guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
 
     def judge(self, code: Code) -> bool:
@@ -114,6 +117,7 @@ class EdgeJudge:
                 self._leave_out(code, _DIVERTED)
                 return
             band, control = found
+            self._note_error(code, edge, control)
             assessment = judge_edge(
                 exact=edge.exact,
                 cand=cand.data,
@@ -140,6 +144,15 @@ class EdgeJudge:
         assert failed is not None
         assessment, band, recipe = failed
         self._record(code, edge, check, assessment, band, recipe, Verdict.DIVERGENT, judged)
+
+    def _note_error(self, code: Code, edge: CodeEdge, control: Tensor | None) -> None:
+        """Keep how far an output is from the control, where its replicas differ."""
+        made = None if edge.into is not None else code.call.outputs.get(edge.path)
+        if made is not None and made.disagreeing:
+            fmt = format_of(edge.cand.data.dtype)
+            expected = round_nearest(edge.exact, fmt) if control is None else control
+            key = (code.call.module, code.call.n, edge.path)
+            self.errors[key] = (edge.cand.data - expected).abs()
 
     def _with_constants(
         self,

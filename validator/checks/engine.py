@@ -96,7 +96,9 @@ def run_checks(
     mixed = mixed_outputs(trace, judges)
     merged_findings = merge_views(findings, trace.views, mixed)
     merged_judgements = merge_views(judgements, trace.views, mixed)
-    replica_judgements, replica_findings = check_replicas(trace, merged_findings)
+    replica_judgements, replica_findings = check_replicas(
+        trace, merged_findings, [judge.errors for judge in judges]
+    )
     merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
     merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
     unchecked += _silent(reference, trace, covered)

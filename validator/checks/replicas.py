@@ -4,9 +4,10 @@ Where replicas part, everything behind them does until a collective joins them a
 edge where they part is a finding: one whose own inputs agreed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from validator.align.traces import Edge, Trace, TraceCall, View
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
@@ -15,12 +16,22 @@ from validator.sharding.plan import Box
 __all__ = ["check_replicas"]
 
 
-def check_replicas(trace: Trace, found: Sequence[Finding]) -> tuple[list[Judgement], list[Finding]]:
+SIGN_Z = 6.0
+"""How clearly one copy must be the further one from the control to be named: as `GAIN_Z` in `judge`."""
+
+Errors = Mapping[tuple[str, int, str], Tensor]
+"""`[*]` distance from the control, by module, call and path of an output."""
+
+
+def check_replicas(
+    trace: Trace, found: Sequence[Finding], errors: Sequence[Errors]
+) -> tuple[list[Judgement], list[Finding]]:
     """Find the edges where replicas part.
 
     Args:
         trace: the candidate's run.
         found: findings of other checks: an edge that one of them names needs no second finding.
+        errors: how far each view's copies are from the control, in the order of the trace's views.
 
     Returns:
         One judgement for the run where all replicas agree, else one for each edge where they part; and
@@ -44,7 +55,7 @@ def check_replicas(trace: Trace, found: Sequence[Finding]) -> tuple[list[Judgeme
                 continue
             judgements.append(_judgement(call, edge, edge.disagreeing))
             if (call.module, call.n) not in named:
-                findings.append(_finding(call, edge))
+                findings.append(_finding(call, edge, dict(zip(trace.views, errors, strict=False))))
     return judgements, findings
 
 
@@ -63,8 +74,7 @@ def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Ju
     )
 
 
-def _finding(call: TraceCall, edge: Edge) -> Finding:
-    # Of two ranks that differ nothing says which is wrong.
+def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Finding:
     differing = edge.disagreeing if edge.odd_rank is None else (edge.odd_rank,)
     base = min(_holders(edge, differing[0]) - set(differing))
     first = edge.read(View(ranks=(base,))).data
@@ -73,6 +83,9 @@ def _finding(call: TraceCall, edge: Edge) -> Finding:
     count = int(differs.sum())
     worst = tuple(differs.nonzero()[0].tolist()) if count else None
     ranks = ", ".join(map(str, differing))
+    rank = edge.odd_rank
+    if rank is None:
+        rank = _further_rank((call.module, call.n, edge.path), (base, differing[0]), differs, errors)
     evidence = Evidence(
         outside=count,
         elements=differs.numel(),
@@ -88,7 +101,7 @@ def _finding(call: TraceCall, edge: Edge) -> Finding:
         check=Check.REPLICA,
         path=edge.path,
         call=call.n,
-        rank=edge.odd_rank,
+        rank=rank,
         verdict=Verdict.DIVERGENT,
         arm=Arm.EXACT,
         order=call.order,
@@ -97,8 +110,33 @@ def _finding(call: TraceCall, edge: Edge) -> Finding:
             f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} "
             f"differs from rank {base} in {count} of {torch.Size(edge.shape).numel()} elements, although "
             "what went in was the same"
+            + (
+                ""
+                if rank is None or edge.odd_rank is not None
+                else f"; rank {rank} is further from the reference"
+            )
         ),
     )
+
+
+def _further_rank(
+    key: tuple[str, int, str], ranks: tuple[int, int], differs: Tensor, errors: Mapping[View, Errors]
+) -> int | None:
+    """Return which of two ranks is clearly further from the control where they differ, or None.
+
+    Copies that differ by rounding alone are each the further one half the time: a sign test.
+    """
+    distances = []
+    for rank in ranks:
+        mine = next((of_view for view, of_view in errors.items() if rank in view.ranks), None)
+        distances.append(None if mine is None else mine.get(key))
+    first, second = distances
+    if first is None or second is None:
+        return None
+    balance = int((second > first)[differs].sum()) - int((second < first)[differs].sum())
+    if balance**2 <= SIGN_Z**2 * max(int((second != first)[differs].sum()), 1):
+        return None
+    return ranks[1] if balance > 0 else ranks[0]
 
 
 def _holders(edge: Edge, rank: int) -> set[int]:
