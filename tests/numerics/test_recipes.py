@@ -27,6 +27,11 @@ def test_products_can_not_accumulate_in_storage() -> None:
         Recipe(name="mine", accumulate="storage")
 
 
+def test_an_accumulator_that_bands_do_not_know_can_not_be_declared() -> None:
+    with pytest.raises(ValueError, match=r"Recipe\.accumulate is 'bfloat16'; legal are 'float64', 'float32'"):
+        Recipe(name="mine", accumulate="bfloat16")
+
+
 def test_a_recipe_is_a_value() -> None:
     assert Recipe(name="fused") == FUSED
     assert len({FUSED, Recipe(name="fused"), EAGER}) == 2

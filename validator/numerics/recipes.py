@@ -18,7 +18,8 @@ class Recipe:
         inner: format of the intermediate results between operators, by torch's name, or `"storage"`:
             each operator then rounds to the format that it has when the reference's own code runs in
             the candidate's dtype.
-        accumulate: format in which matrix products accumulate.
+        accumulate: format in which matrix products accumulate, `"float32"` or `"float64"`. Bands are those of
+            float32 for both; a narrower accumulator has no band yet, so it can't be declared.
         reduce: format in which partial results are summed across ranks, or `"storage"`.
     """
 
@@ -31,7 +32,7 @@ class Recipe:
         floats = ("float64", "float32", "float16", "bfloat16")
         for field_name, legal in (
             ("inner", (*floats, "storage")),
-            ("accumulate", floats),
+            ("accumulate", ("float64", "float32")),
             ("reduce", (*floats, "storage")),
         ):
             value = getattr(self, field_name)
