@@ -18,10 +18,12 @@ from validator.errors import LaunchError, TargetError, UsageError
 from validator.launch import launch
 
 INTERRUPTED = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 from validator.launch import launch
-import os
+
+# What started the tests may ignore Ctrl-C, as a shell does for what runs in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def wait(rank, world_size, folder):
     Path(folder, f"pid{rank}").write_text(str(os.getpid()))
@@ -133,7 +135,10 @@ def test_an_interrupted_script_ends_its_ranks(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        output, log = process.communicate(timeout=60)
+        try:
+            output, log = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (output, log) == ("interrupted\n", "")
     assert not _running(tmp_path)
 
