@@ -118,15 +118,11 @@ class EdgeJudge:
                 return
             band, control = found
             self._note_error(code, edge, control)
-            assessment = judge_edge(
-                exact=edge.exact,
-                cand=cand.data,
-                band=band,
-                control=control,
-                judged=judged,
-                dims=cand.dims,
-                bench=self.bench,
-            )
+            assessment = self._assess(edge, band, control, judged)
+            if _is_marginal(assessment, band):
+                # A few elements a little outside: measure better before anything is said.
+                band, control = self._band(code, edge, recipe, is_refined=True) or found
+                assessment = self._assess(edge, band, control, judged)
             if assessment.arm is None and control is not None:
                 assessment = self._with_constants(code, edge, assessment, band, control, judged)
             if assessment.arm is None:
@@ -188,7 +184,22 @@ class EdgeJudge:
                 )
         return assessment
 
-    def _band(self, code: Code, edge: CodeEdge, recipe: Recipe) -> tuple[Band, Tensor | None] | None:
+    def _assess(
+        self, edge: CodeEdge, band: Band, control: Tensor | None, judged: Tensor | None
+    ) -> Assessment:
+        return judge_edge(
+            exact=edge.exact,
+            cand=edge.cand.data,
+            band=band,
+            control=control,
+            judged=judged,
+            dims=edge.cand.dims,
+            bench=self.bench,
+        )
+
+    def _band(
+        self, code: Code, edge: CodeEdge, recipe: Recipe, *, is_refined: bool = False
+    ) -> tuple[Band, Tensor | None] | None:
         """Return the band under a recipe and the control's values; None where the code can't be replayed."""
         fmt = format_of(edge.cand.data.dtype)
         reduction = reduction_sigma(code, edge, recipe)
@@ -196,7 +207,9 @@ class EdgeJudge:
             own = 0.0 if edge.sigma is None else edge.sigma
             sigma = torch.hypot(torch.as_tensor(own, dtype=torch.float64), reduction)
             return Band(sigma=sigma, has_tails=fmt.precision >= 24 and edge.sigma is not None), None
-        spread = None if code.replays is None else code.replays.spread(recipe).get(edge.key)
+        if code.replays is None:
+            return None
+        spread = code.replays.spread(recipe, is_refined=is_refined).get(edge.key)
         if spread is None:
             return None
         sigma = torch.hypot(spread.sigma, reduction)
@@ -312,6 +325,19 @@ def _flat(indices: Tensor, shape: torch.Size) -> Tensor:
     for dim, size in enumerate(shape):
         flat = flat * size + indices[:, dim]
     return flat
+
+
+MARGIN = 3.0
+MARGINAL_SHARE = 0.01
+"""Up to so many bands, in up to this share of the elements, an edge is measured again with more runs."""
+
+
+def _is_marginal(assessment: Assessment, band: Band) -> bool:
+    evidence = assessment.evidence
+    if assessment.arm is not Arm.MAX or not band.is_measured:
+        return False
+    is_rare = len(assessment.outside) <= max(2.0, MARGINAL_SHARE * (evidence.elements or 0))
+    return is_rare and (evidence.max_over_band or 0.0) <= MARGIN
 
 
 def _verdict(assessment: Assessment) -> Verdict | None:

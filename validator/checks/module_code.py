@@ -87,7 +87,7 @@ class Spread:
 class ReplaysOf(Protocol):
     """What can be learnt by running the code again."""
 
-    def spread(self, recipe: Recipe) -> Mapping[Key, Spread]:
+    def spread(self, recipe: Recipe, *, is_refined: bool = False) -> Mapping[Key, Spread]:
         """Return the spread of every edge and choice under a recipe; empty if a replay takes another path."""
 
     def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
