@@ -23,8 +23,7 @@ MEASURED_FACTOR = 1.4
 """How much wider lambda is where sigma is measured by a few stochastic runs.
 
 With K = 12 runs shrunk with weight 8, sigma has a relative error of about 16%, and the sums behind
-it have heavier tails than a normal distribution. `benchmarks/calibration.py` measures the largest
-healthy |d|/sigma; this factor keeps it inside.
+it have heavier tails than a normal distribution: healthy ports reach 1.04 (benchmarks/README.md).
 """
 
 GAIN_Z = 6.0
