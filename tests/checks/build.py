@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.align.build import Recorder
 from validator.align.builder import build_trace
-from validator.align.traces import Edge, LogicalTensor, PartialSum, Trace, TraceCall, View
+from validator.align.traces import Edge, LogicalTensor, Trace, View
 from validator.capturing.records import RankCapture
 from validator.capturing.values import flatten, flatten_arguments
 from validator.checks.engine import policy_of, real_positions, run_checks
@@ -98,13 +97,6 @@ def edge(
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
     return Edge(path=path, dtype=dtype, shape=shape, read=lambda view: logical, disagreeing=disagreeing)
-
-
-def with_partials(trace: Trace, key: tuple[str, int], *partials: PartialSum, world_size: int = 2) -> Trace:
-    """Return a trace whose call summed over ranks."""
-    call: TraceCall = replace(trace.calls[key], partials=partials)
-    ranks = View(ranks=tuple(range(world_size)))
-    return replace(trace, calls={**trace.calls, key: call}, world_size=world_size, views=(ranks,))
 
 
 def _recording(

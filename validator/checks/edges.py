@@ -79,7 +79,7 @@ class EdgeJudge:
         before = len(self.gaps)
         for edge in code.edges:
             if edge.obstacle:
-                self._leave_out(code, edge.obstacle)
+                self.skip(code.call, edge.obstacle)
                 continue
             if edge.into is None:
                 self._judge_terms(code, edge)
@@ -88,7 +88,7 @@ class EdgeJudge:
         for choice in code.choices:
             spread = None if code.replays is None else code.replays.spread(recipe).get(choice.key)
             if spread is None:
-                self._leave_out(code, _DIVERTED)
+                self.skip(code.call, _DIVERTED)
             else:
                 made, assessment = judge_choice(choice, spread, self.bench)
                 self._record(code, made, Check.EXACT, assessment, Band(), recipe, _verdict(assessment), None)
@@ -98,9 +98,6 @@ class EdgeJudge:
     def skip(self, call: TraceCall, why: str) -> None:
         """Keep that a call's code was judged by no check."""
         self.gaps.append(Unchecked(module=call.module, why=why))
-
-    def _leave_out(self, code: Code, why: str) -> None:
-        self.skip(code.call, why)
 
     def _judge_edge(self, code: Code, edge: CodeEdge) -> None:
         check = self._check(code, edge)
@@ -114,7 +111,7 @@ class EdgeJudge:
         for recipe in (*self.policy.allowed, *self.policy.others):
             found = self._band(code, edge, recipe)
             if found is None:
-                self._leave_out(code, _DIVERTED)
+                self.skip(code.call, _DIVERTED)
                 return
             band, control = found
             self._note_error(code, edge, control)

@@ -13,7 +13,10 @@ from validator.align.traces import LogicalTensor, TraceCall
 from validator.checks.arithmetic import Constant
 from validator.numerics.recipes import Recipe
 
-__all__ = ["Code", "CodeChoice", "CodeEdge", "Key", "ReplaysOf", "Spread"]
+__all__ = ["ALTERATION", "Code", "CodeChoice", "CodeEdge", "Key", "ReplaysOf", "Spread"]
+
+ALTERATION = 2.0**-20
+"""Relative change of a constant: small enough to be linear, far above float64's rounding."""
 
 Key = tuple[int | None, str]
 """An edge of a piece of code: the number of the child (None for an output) and the path."""

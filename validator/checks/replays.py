@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from validator.capturing.values import flatten, flatten_arguments, rebuild
 from validator.checks.arithmetic import Arithmetic, Constant, Rounding
-from validator.checks.module_code import CodeChoice, CodeEdge, Key, Spread
+from validator.checks.module_code import ALTERATION, CodeChoice, CodeEdge, Key, Spread
 from validator.checks.shadow import ShadowTensor, real_view
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
@@ -32,8 +32,6 @@ REFINEMENT = 8
 With 12 runs the variance of an element that is noisier than its row can come out at a tenth of what it is,
 once in 1e5 elements; with 96 runs at half, once in 1e7.
 """
-ALTERATION = 2.0**-20
-"""Relative change of a constant: small enough to be linear, far above float64's rounding."""
 
 
 class Diverted(Exception):  # noqa: N818 - it is caught by us, and no error

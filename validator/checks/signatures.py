@@ -11,7 +11,7 @@ from torch import Tensor
 
 from validator.checks.arithmetic import Constant
 from validator.checks.findings import Signature
-from validator.checks.module_code import Key, ReplaysOf
+from validator.checks.module_code import ALTERATION, Key, ReplaysOf
 from validator.numerics.formats import Format
 from validator.numerics.ulp import ulp
 
@@ -19,7 +19,6 @@ __all__ = ["FittedConstant", "edge_signature", "fit_constant", "parameter_signat
 
 EXPLAINED_SHARE = 0.5
 NEWTON_STEPS = 5
-ALTERATION = 2.0**-20
 MINIMUM_RATIOS = 8
 """Fewer elements in one ratio are no evidence of a factor."""
 
