@@ -27,7 +27,7 @@ from torch import Tensor
 
 import validator
 from tests.models import (
-    FAMILIES,
+    DENSE,
     KERNELS,
     Setup,
     Stimulus,
@@ -198,7 +198,7 @@ def main() -> int:
     """Run healthy ports and print the tables."""
     parser = argparse.ArgumentParser(description="Measure what healthy ports come to.")
     parser.add_argument("--seeds", type=int, default=2, help="seeds of weights and inputs (default 2)")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--families", nargs="+", choices=DENSE, default=DENSE)
     parser.add_argument(
         "--dtypes",
         nargs="+",

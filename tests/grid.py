@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import combinations, product
 from typing import Any
 
-from tests.models import FAMILIES, KERNELS, Setup
+from tests.models import DENSE, KERNELS, Setup
 
 __all__ = ["healthy_grid", "pairs", "pairwise"]
 
@@ -24,7 +24,7 @@ def healthy_grid(*, seed: int = 0) -> list[Setup]:
             seed=seed,
             cache=True,
         )
-        for family in FAMILIES
+        for family in DENSE
         for dtype, ref_kernel, cand_kernel, tp, batch, padding in product(
             ("bfloat16", "float16", "float32"),
             KERNELS[family],

@@ -1,9 +1,4 @@
-"""Small pairs of reference and candidate: four architectures, in every setting that a healthy port may have.
-
-A random-weight model with the default initialisation hides faults: its attention is nearly uniform and its
-norms are all ones, so that a wrong scale or a weight left out moves nothing. The weights here give each
-projection unit variance, attention scores of standard deviation 4 and logits as peaked as a trained model's.
-"""
+"""Small pairs of reference and candidate, in every setting that a healthy port may have."""
 
 import functools
 from dataclasses import asdict, dataclass
@@ -13,14 +8,16 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers.distributed import DistributedConfig
 
+from tests.families import FAMILIES, TOKENS, VOCABULARY
 from validator.content import find_model
 
 __all__ = [
-    "FAMILIES",
+    "DENSE",
     "KERNELS",
+    "TRAINED",
     "Setup",
     "Stimulus",
     "checkpoint",
@@ -29,20 +26,16 @@ __all__ = [
     "load_reference",
 ]
 
-KERNELS = {
-    "tiny-dense": ("sdpa", "eager"),
-    "llama": ("sdpa", "eager"),
-    "qwen3": ("sdpa", "eager"),
-    "gemma2": ("eager",),  # a soft cap on the scores is beyond what sdpa can do
-}
+TRAINED = ("tiny-dense",)
+"""Families that ship with trained weights."""
+
+KERNELS = dict.fromkeys(TRAINED, ("sdpa", "eager")) | {f.name: f.kernels for f in FAMILIES.values()}
 """Attention implementations by family."""
 
-FAMILIES = tuple(KERNELS)
+DENSE = ("tiny-dense", "llama", "qwen3", "gemma2")
+"""Families that are run in every setting."""
 
-TOKENS = 32
 LEFT_PADDING = 7
-VOCABULARY = 256
-SCORE_STD = 4.0
 
 
 class Stimulus(StrEnum):
@@ -57,15 +50,16 @@ class Setup:
     """One reference with one way to run a candidate.
 
     Attributes:
-        family: a name in `FAMILIES`.
+        family: a name in `KERNELS`.
         dtype: the candidate's.
         ref_kernel, cand_kernel: attention implementation of either side.
+        ref_experts, cand_experts: implementation of either side's experts.
         tp: ranks that the candidate is sharded over.
         batch: sequences.
         padding: whether all sequences but the last (all, where there is one) are padded on the left.
         seed: of weights and inputs.
         stimulus: what the weights make of the activations.
-        biases: whether the projections of attention and MLP have biases (Llama).
+        biases: whether the projections of attention and MLP have biases, in families that are asked.
         cache: whether the models are asked for a KV cache, as they are by default.
     """
 
@@ -73,6 +67,8 @@ class Setup:
     dtype: str = "bfloat16"
     ref_kernel: str = "eager"
     cand_kernel: str = "eager"
+    ref_experts: str = "eager"
+    cand_experts: str = "eager"
     tp: int = 1
     batch: int = 4
     padding: bool = False
@@ -93,6 +89,8 @@ class Setup:
             "padded" if self.padding else "full",
             f"seed{self.seed}",
         ]
+        if (self.ref_experts, self.cand_experts) != ("eager", "eager"):
+            options.append(f"{self.ref_experts}-{self.cand_experts}")
         options += [] if self.stimulus is Stimulus.PEAKED else [self.stimulus.value]
         options += [name for name in ("biases", "cache") if asdict(self)[name]]
         return "-".join(options)
@@ -100,30 +98,32 @@ class Setup:
 
 def checkpoint(setup: Setup, folder: Path) -> Path:
     """Return the checkpoint of a setup's reference, made under `folder` unless it is there."""
-    if setup.family == "tiny-dense":
-        return find_model("tiny-dense")
+    if setup.family in TRAINED:
+        return find_model(setup.family)
     path = folder / f"{setup.family}-{setup.stimulus}-{setup.seed}{'-biases' if setup.biases else ''}"
     if not path.exists():
+        family = FAMILIES[setup.family]
+        if setup.biases and not family.has_biases:
+            raise ValueError(f"{setup.family!r} can't be asked for biases")
         generator = torch.Generator().manual_seed(setup.seed)
-        model = _quietly(transformers.AutoModelForCausalLM.from_config)(_config(setup))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                _fill(name, parameter, setup, generator)
+        model = _quietly(_auto(setup).from_config)(family.config(setup.biases))
+        scale = 1e-3 if setup.stimulus is Stimulus.SMALL else 1.0
+        family.fill(model, generator, branch_scale=scale)
         _quietly(model.save_pretrained)(path)
     return path
 
 
 def load_reference(setup: Setup, path: Path) -> nn.Module:
     """Build the trusted model from its checkpoint, in the checkpoint's own dtype."""
-    return _load(path, dtype="auto", attn_implementation=setup.ref_kernel)
+    return _load(setup, path, "auto", setup.ref_kernel, setup.ref_experts)
 
 
 def load_candidate(setup: Setup, path: Path) -> nn.Module:
     """Build the candidate from the reference's checkpoint; with `tp > 1` to be called on that many ranks."""
-    options: dict[str, Any] = {"dtype": setup.dtype, "attn_implementation": setup.cand_kernel}
+    options: dict[str, Any] = {}
     if setup.tp > 1:
         options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=setup.tp)
-    return _load(path, **options)
+    return _load(setup, path, setup.dtype, setup.cand_kernel, setup.cand_experts, **options)
 
 
 def inputs(setup: Setup) -> dict[str, Any]:
@@ -135,64 +135,25 @@ def inputs(setup: Setup) -> dict[str, Any]:
         padded = max(setup.batch - 1, 1)
         attention_mask[:padded, :LEFT_PADDING] = 0
     given: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-    return given if setup.cache else given | {"use_cache": False}
+    family = FAMILIES.get(setup.family)
+    if family is not None and family.extra_inputs is not None:
+        given |= family.extra_inputs(input_ids, generator)
+    if setup.cache or _auto(setup) is not transformers.AutoModelForCausalLM:
+        return given
+    return given | {"use_cache": False}
 
 
-def _config(setup: Setup) -> Any:
-    common = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "max_position_embeddings": 512,
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if setup.family == "llama":
-        return transformers.LlamaConfig(**common, attention_bias=setup.biases, mlp_bias=setup.biases)
-    if setup.biases:
-        raise ValueError(f"{setup.family!r} has no biases here")
-    if setup.family == "qwen3":
-        return transformers.Qwen3Config(**common)
-    if setup.family == "gemma2":
-        # A window shorter than the sequences, so that it matters.
-        return transformers.Gemma2Config(**common, query_pre_attn_scalar=16, sliding_window=12)
-    raise ValueError(f"{setup.family!r} is not one of {', '.join(FAMILIES)}")
+def _auto(setup: Setup) -> Any:
+    family = FAMILIES.get(setup.family)
+    return transformers.AutoModelForCausalLM if family is None else getattr(transformers, family.auto)
 
 
-def _fill(name: str, parameter: Tensor, setup: Setup, generator: torch.Generator) -> None:
-    """Give a parameter values that let its activations show a fault."""
-    noise = torch.randn(parameter.shape, generator=generator)
-    owner, leaf = name.split(".")[-2:]
-    scale = 1.0
-    if leaf == "bias":
-        parameter.copy_(noise / 2)
-        return
-    if "norm" in owner:
-        # Gemma's norms multiply by 1 + weight.
-        centre = 0.0 if setup.family == "gemma2" else 1.0
-        scale = SCORE_STD**0.5 if owner in ("q_norm", "k_norm") else 1.0
-        parameter.copy_(scale * (centre + 0.2 * noise))
-        return
-    if owner in ("q_proj", "k_proj"):
-        scale = SCORE_STD**0.5
-    elif owner == "lm_head":
-        scale = 4.0
-    elif owner == "embed_tokens":
-        # Rows are looked up, not summed over. Gemma multiplies them by this root, and its head shares them.
-        scale = 1.0 if setup.family == "gemma2" else parameter.shape[1] ** 0.5
-    if setup.stimulus is Stimulus.SMALL and owner in ("embed_tokens", "o_proj", "down_proj"):
-        scale *= 1e-3
-    parameter.copy_(scale * noise / parameter.shape[1] ** 0.5)
-
-
-def _load(path: Path, **options: Any) -> nn.Module:
-    load = _quietly(transformers.AutoModelForCausalLM.from_pretrained)
-    model: nn.Module = load(path, local_files_only=True, **options)
+def _load(setup: Setup, path: Path, dtype: str, kernel: str, experts: str, **options: Any) -> nn.Module:
+    family = FAMILIES.get(setup.family)
+    if family is not None and len(family.experts) > 1:
+        options["experts_implementation"] = experts
+    load = _quietly(_auto(setup).from_pretrained)
+    model: nn.Module = load(path, local_files_only=True, dtype=dtype, attn_implementation=kernel, **options)
     return model.eval()
 
 
