@@ -13,7 +13,8 @@ from validator.content import ContentKind, content_path
 from validator.target import load_target
 
 EXAMPLES = content_path(ContentKind.EXAMPLES, "README.md").parent
-TARGETS = ["tiny_dense.py", "tiny_dense_faulty.py"]
+DENSE_TARGETS = ["tiny_dense.py", "tiny_dense_faulty.py"]
+TARGETS = [*DENSE_TARGETS, "tiny_moe.py"]
 
 
 def test_every_example_is_in_the_readme() -> None:
@@ -37,7 +38,7 @@ def test_a_candidate_takes_the_dtype_of_the_command_line(name: str) -> None:
 @torch.no_grad()
 def test_the_fault_is_where_the_demo_says_and_is_no_wrong_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", str(demo.PLANTED_RANK))
-    faulty, healthy = (load_target(EXAMPLES / name).candidate() for name in reversed(TARGETS))
+    faulty, healthy = (load_target(EXAMPLES / name).candidate() for name in reversed(DENSE_TARGETS))
     assert all(map(torch.equal, faulty.parameters(), healthy.parameters()))
     differ = []
     for (name, ours), theirs in zip(faulty.named_modules(), healthy.modules(), strict=True):

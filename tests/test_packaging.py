@@ -67,11 +67,12 @@ def test_the_sdist_has_all_content(sdist_names: list[str], kind: str) -> None:
 
 
 @pytest.mark.parametrize("file", MODEL_FILES)
-def test_the_trained_model_is_in_wheel_and_sdist(
-    wheel_names: list[str], sdist_names: list[str], file: str
+@pytest.mark.parametrize("model", ["tiny-dense", "tiny-moe"])
+def test_the_trained_models_are_in_wheel_and_sdist(
+    wheel_names: list[str], sdist_names: list[str], model: str, file: str
 ) -> None:
-    assert f"validator/_shipped/baselines/models/tiny-dense/{file}" in wheel_names
-    assert f"baselines/models/tiny-dense/{file}" in sdist_names
+    assert f"validator/_shipped/baselines/models/{model}/{file}" in wheel_names
+    assert f"baselines/models/{model}/{file}" in sdist_names
 
 
 @pytest.mark.parametrize("file", ["LICENSE", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt"])

@@ -1,13 +1,14 @@
-"""Train `tiny-dense`: a 0.85 M parameter Llama on bytes, so that tests have peaked, real logits.
+"""Train `tiny-dense`, a Llama, or `tiny-moe`, a Qwen3-MoE, on bytes, so that tests have peaked, real logits.
 
-A random model gives nearly flat logits, which hide the faults that matter: an argmax that flips, a
-softmax that saturates. This one reads Python, learned from the sources of the standard library, which every
-machine that can run the script already has.
+A random model gives nearly flat logits, which hide the faults that matter: an argmax that flips, a softmax
+that saturates, a token that goes to the wrong expert. These two read Python, learned from the sources of the
+standard library, which every machine that can run the script already has.
 
-    python baselines/models/train_tiny_dense.py
+    python baselines/models/train.py tiny-dense --threads 2
 
-takes about five minutes on two cores. The same seed, versions and thread count give the same bits; the
-corpus, and with it the weights, changes with the Python release, so all of these are in `provenance.json`.
+takes about five minutes on two cores, and `tiny-moe` about eleven on one. The same seed, versions and thread
+count give the same bits; the corpus, and with it the weights, changes with the Python release, so all of
+these are in `provenance.json`.
 """
 
 import argparse
@@ -16,14 +17,16 @@ import json
 import math
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 CONTEXT = 256
 BATCH = 16
@@ -32,6 +35,22 @@ PEAK_LR = 3e-3
 FINAL_LR_FRACTION = 0.05
 WEIGHT_DECAY = 0.1
 HELD_OUT_WINDOWS = 256
+
+# What both models share. Four ranks divide the heads. Every byte is a token, so no id is left to begin, end
+# or pad a text.
+COMMON: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 
 # Tests of the library are most of its bytes and least of its style; the code pages of `encodings` are tables;
 # `_sysconfigdata*` is generated when Python is built and names paths of that machine.
@@ -65,30 +84,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "tiny-dense", help="checkpoint folder"
-    )
+    parser.add_argument("model", choices=sorted(CONFIGS))
+    parser.add_argument("--out", type=Path, help="checkpoint folder; the default is the model's name, here")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="part of what makes a run repeatable")
     args = parser.parse_args()
+    out: Path = args.out or Path(__file__).parent / args.model
 
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
 
     corpus = read_corpus(Path(sysconfig.get_path("stdlib")))
-    model = LlamaForCausalLM(tiny_config())
+    model = AutoModelForCausalLM.from_config(CONFIGS[args.model]())
     print(f"{model.num_parameters():,} parameters, {len(corpus.train):,} bytes of {corpus.train_files} files")
     train(model, corpus.train, steps=args.steps, seed=args.seed)
 
     model = model.to(torch.bfloat16).eval()
-    model.save_pretrained(args.out)
-    (args.out / "generation_config.json").unlink(missing_ok=True)  # only defaults: bytes have no end token
+    model.save_pretrained(out)
+    (out / "generation_config.json").unlink(missing_ok=True)  # only defaults: bytes have no end token
 
-    weights = args.out / "model.safetensors"
+    weights = out / "model.safetensors"
+    options = f"--steps {args.steps} --seed {args.seed} --threads {args.threads}"
     provenance = {
-        "made_by": f"baselines/models/{Path(__file__).name}",
+        "made_by": f"baselines/models/{Path(__file__).name} {args.model} {options}",
         "license": "Weights: Apache-2.0. Trained on the Python standard library's sources (PSF-2.0 license).",
         "held_out_nats_per_byte": round(mean_loss(model, corpus.held_out), 4),
         "parameters": model.num_parameters(),
@@ -110,26 +130,30 @@ def main() -> None:
             "transformers": transformers.__version__,
         },
     }
-    (args.out / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
-    print(f"{args.out}: {provenance['held_out_nats_per_byte']} nats per byte held out")
+    (out / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    print(f"{out}: {provenance['held_out_nats_per_byte']} nats per byte held out")
 
 
-def tiny_config() -> LlamaConfig:
-    """Describe the model: grouped-query attention 8/4, every byte a token, head and embedding untied."""
-    return LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=256,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=None,  # all 256 values are text
-        eos_token_id=None,
-        pad_token_id=None,
+def dense_config() -> LlamaConfig:
+    """Describe `tiny-dense`: one MLP a layer."""
+    return LlamaConfig(architectures=["LlamaForCausalLM"], **COMMON)
+
+
+def moe_config() -> Qwen3MoeConfig:
+    """Describe `tiny-moe`: two of eight experts a token, in every layer."""
+    return Qwen3MoeConfig(
+        architectures=["Qwen3MoeForCausalLM"],
+        head_dim=32,  # as in Qwen3-MoE's releases, queries are twice as wide as the residual stream
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+        router_aux_loss_coef=0.02,
+        **COMMON,
     )
+
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {"tiny-dense": dense_config, "tiny-moe": moe_config}
 
 
 def read_corpus(stdlib: Path) -> Corpus:
@@ -148,7 +172,7 @@ def read_corpus(stdlib: Path) -> Corpus:
     )
 
 
-def train(model: LlamaForCausalLM, text: Tensor, *, steps: int, seed: int) -> None:
+def train(model: PreTrainedModel, text: Tensor, *, steps: int, seed: int) -> None:
     """Run AdamW under a cosine schedule on windows drawn at random from `text`."""
     # Decay pulls a norm's gain to 0 and not to 1, so only matrices decay.
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -164,8 +188,8 @@ def train(model: LlamaForCausalLM, text: Tensor, *, steps: int, seed: int) -> No
     for step in range(steps):
         starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=generator)
         ids = torch.stack([text[start : start + CONTEXT] for start in starts.tolist()]).long()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
+        loss, balance = training_losses(model, ids)
+        (loss + balance).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -174,8 +198,24 @@ def train(model: LlamaForCausalLM, text: Tensor, *, steps: int, seed: int) -> No
             print(f"step {step:4d}  {loss.item():.3f} nats per byte", flush=True)
 
 
+def training_losses(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean loss in nats per byte, and what routers pay for experts of unequal load (dense: 0)."""
+    config = model.config
+    if not isinstance(config, Qwen3MoeConfig):
+        return model(input_ids=ids, labels=ids).loss, torch.zeros(())
+    # The causal model would add a balance of its own, pooled over the layers: one that starves an expert pays
+    # nothing where another makes up for it. So the base model is asked, and each layer balanced by itself.
+    routed = model.model(input_ids=ids, output_router_logits=True)
+    loss = model.loss_function(model.lm_head(routed.last_hidden_state), ids, config.vocab_size)
+    balances = [
+        load_balancing_loss_func((logits,), config.num_experts, config.num_experts_per_tok)
+        for logits in routed.router_logits
+    ]
+    return loss, config.router_aux_loss_coef * torch.stack(balances).mean()
+
+
 @torch.no_grad()
-def mean_loss(model: LlamaForCausalLM, text: Tensor) -> float:
+def mean_loss(model: PreTrainedModel, text: Tensor) -> float:
     """Return the mean loss in nats per byte over windows spread evenly over `text`."""
     starts = torch.linspace(0, len(text) - CONTEXT, HELD_OUT_WINDOWS).long()
     windows = torch.stack([text[start : start + CONTEXT] for start in starts.tolist()]).long()
