@@ -149,3 +149,43 @@ def test_what_does_not_fit_is_refused_with_both_shapes() -> None:
             codes=torch.full((32,), 16, dtype=torch.uint8),
             scales=torch.zeros(1, dtype=torch.uint8),
         )
+
+
+@FORMATS
+def test_every_code_under_every_scale_is_its_value_and_survives_being_rounded_again(fmt: BlockFormat) -> None:
+    element = fmt.element
+    values = element_values(fmt)
+    codes = torch.arange(1 << element.bits, dtype=torch.uint8)
+    blocks = codes.numel() // fmt.block or 1
+    row_of_codes = codes.repeat(2) if codes.numel() < fmt.block else codes
+    made = BlockScaled(
+        fmt=fmt,
+        codes=row_of_codes.expand(256, -1).contiguous(),
+        scales=torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, blocks).contiguous(),
+    )
+    exact = dequantise(made)
+    assert bool(exact[255].isnan().all())
+    is_negative = row_of_codes >= 1 << (element.bits - 1)
+    for scale in range(255):
+        finite = exact[scale].isfinite()
+        magnitude = (row_of_codes & ((1 << (element.bits - 1)) - 1))[finite].tolist()
+        wanted = torch.tensor([values[code] for code in magnitude], dtype=torch.float64) * 2.0 ** (
+            scale - 127
+        )
+        assert torch.equal(exact[scale][finite], torch.where(is_negative[finite], -wanted, wanted))
+        again = quantise(exact[scale][None], fmt, scales=made.scales[scale][None])
+        same = again.codes[0] == row_of_codes
+        assert bool(same[finite].all())
+
+
+@FORMATS
+def test_the_block_ulp_of_every_element_is_the_gap_to_the_next(fmt: BlockFormat) -> None:
+    values = torch.tensor(element_values(fmt), dtype=torch.float64)
+    gaps = values.diff()
+    for scale in (0, 1, 100, 127, 200, 254):
+        for start in range(0, len(gaps), fmt.block):
+            taken = values[:-1][start : start + fmt.block]
+            y = torch.zeros(fmt.block, dtype=torch.float64)
+            y[: len(taken)] = taken * 2.0 ** (scale - 127)
+            made = block_ulp(y, fmt, torch.tensor([scale], dtype=torch.uint8))
+            assert torch.equal(made[: len(taken)], gaps[start : start + fmt.block] * 2.0 ** (scale - 127))

@@ -57,13 +57,18 @@ def test_every_figure_agrees_with_brute_force() -> None:
     assert flips > 0
     assert (figures.flips.count, figures.top1_agreement) == (flips, 1 - flips / 50)
     rows = torch.nonzero(targets != -100).squeeze(-1)
-    change = q[rows, targets[rows]] - p[rows, targets[rows]]
+    preferred = p.argmax(-1, keepdim=True)
+    change = q.gather(-1, preferred) - p.gather(-1, preferred)
     assert figures.rms_probability_change == pytest.approx(float(change.square().mean().sqrt()), rel=1e-12)
     nll_ref, nll_cand = -p[rows, targets[rows]].log().mean(), -q[rows, targets[rows]].log().mean()
     assert figures.perplexity is not None
     assert figures.perplexity.targets == rows.numel()
     assert figures.perplexity.ratio == pytest.approx(float((nll_cand - nll_ref).exp()), rel=1e-12)
     assert figures.perplexity.ratio_se is not None
+    change = q[rows, targets[rows]] - p[rows, targets[rows]]
+    assert figures.perplexity.rms_probability_change == pytest.approx(
+        float(change.square().mean().sqrt()), rel=1e-12
+    )
     worst = kl.argsort(descending=True)[:10].tolist()
     assert [item.position for item in figures.worst] == worst
     assert [item.kl for item in figures.worst] == pytest.approx(kl[worst].tolist(), rel=1e-11)
@@ -95,6 +100,7 @@ def test_the_noise_floor_predicts_the_kl_of_storage_rounding() -> None:
     exact = logits_of(400, 300, scale=5.0)
     one_side = compare(exact, stored(exact))
     assert one_side.kl.mean == pytest.approx(one_side.kl_noise_floor, rel=0.15)
+    assert one_side.kl_storage_floor == one_side.kl_noise_floor
     # Two independent roundings of nearly the same logits: twice the variance.
     noise = logits_of(400, 300, seed=3, scale=0.05)
     both = compare(stored(exact), stored(exact + noise))
@@ -105,6 +111,34 @@ def test_the_noise_floor_predicts_the_kl_of_given_noise() -> None:
     ref = logits_of(2000, 50)
     figures = compare(ref, ref + logits_of(2000, 50, seed=1, scale=0.01), logit_sigma=0.01)
     assert figures.kl.mean == pytest.approx(figures.kl_noise_floor, rel=0.05)
+    # What storing the candidate in bfloat16 makes of it is told apart.
+    assert figures.kl_storage_floor == pytest.approx(compare(ref, ref).kl_noise_floor, rel=0.01)
+
+
+def test_errors_of_means_are_clustered_by_sequence() -> None:
+    ref = logits_of(40, 20).repeat_interleave(25, dim=0)
+    cand = ref + logits_of(40, 20, seed=1, scale=1.0).repeat_interleave(25, dim=0)
+    sequences = torch.arange(40).repeat_interleave(25)
+    clustered, naive = compare(ref, cand, groups=sequences), compare(ref, cand)
+    once = compare(ref[::25], cand[::25])
+    assert clustered.kl_se == pytest.approx(once.kl_se)
+    assert clustered.top1_agreement_se == pytest.approx(once.top1_agreement_se)
+    assert once.kl_se is not None
+    assert naive.kl_se == pytest.approx(once.kl_se / 5, rel=0.05)
+    assert compare(ref, cand, groups=torch.zeros(1000, dtype=torch.int64)).kl_se is None
+
+
+def test_the_margins_of_flipped_tokens_are_the_references_own() -> None:
+    ref = torch.tensor([[3.0, 1.0, 0.0], [2.0, 1.75, 0.0], [1.0, 4.0, 2.0]], dtype=torch.float64)
+    cand = ref.clone()
+    cand[0, 2], cand[1, 1] = 9.0, 2.5
+    figures = compare(ref, cand, logit_sigma=0.25, top_k=2)
+    sigma = math.sqrt(2) * 0.25
+    assert [(t.position, t.ref, t.cand, t.margin, t.sigmas) for t in figures.flips.tokens] == [
+        (0, 0, 2, 3.0, pytest.approx(3.0 / sigma)),
+        (1, 0, 1, 0.25, pytest.approx(0.25 / sigma)),
+    ]
+    assert figures.margin_p50 == 2.0
 
 
 def test_a_reference_that_was_stored_narrower_than_its_dtype_can_be_declared() -> None:
@@ -222,7 +256,6 @@ def test_positions_without_a_distribution_in_the_reference_are_left_out_by_name(
 def test_targets_that_are_all_absent_leave_nothing_to_say_of_them() -> None:
     figures = compare(logits_of(3, 10), logits_of(3, 10), targets=torch.full((3,), -100))
     assert figures.perplexity is None
-    assert figures.rms_probability_change is None
 
 
 def test_figures_are_json_even_where_they_are_infinite() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
-from validator.numerics.divergences import js_divergence, kl_divergence, total_variation
+from validator.numerics.divergences import js_divergence, kl_divergence, kl_terms, total_variation
 
 
 def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
@@ -114,6 +114,34 @@ def test_divergences_keep_their_laws_for_any_logits(pair: tuple[list[float], lis
     assert kl >= 2 * tv**2 * (1 - 1e-9) - 1e-20, "Pinsker's inequality"
     for divergence in (kl_divergence, js_divergence, total_variation):
         assert divergence(log_p, log_p) == pytest.approx(0.0, abs=1e-30)
+
+
+@given(st.tuples(logits, logits, logits))
+def test_total_variation_and_the_root_of_js_are_metrics(rows: tuple[list[float], ...]) -> None:
+    width = min(map(len, rows))
+    a, b, c = (log_probabilities(torch.tensor([*row[:width], 0.0])) for row in rows)
+    assert total_variation(a, c) <= total_variation(a, b) + total_variation(b, c) + 1e-14
+    assert total_variation(a, b) == total_variation(b, a)
+    # Of a difference below 1e-8 the root is noise: the divergence itself is then below 1e-16.
+    assert js_divergence(a, c).sqrt() <= js_divergence(a, b).sqrt() + js_divergence(b, c).sqrt() + 1e-7
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=6))
+def test_the_terms_of_kl_are_a_divergence_of_any_positive_numbers(pairs: list[tuple[float, float]]) -> None:
+    p, q = torch.tensor(pairs, dtype=torch.float64).T
+    terms = kl_terms(p.log(), q.log())
+    assert (terms >= 0).all()
+    with mpmath.workdps(60):
+        for made, (a, b) in zip(terms.tolist(), pairs, strict=True):
+            x, y = mpmath.mpf(a), mpmath.mpf(b)
+            if a == 0 or b == 0:
+                assert made == (math.inf if a else pytest.approx(b, rel=1e-12))
+                continue
+            exact = float(y - x + x * mpmath.log(x / y))
+            # Near equality it is x t^2 / 2, and t is off by the rounding of two logarithms up to 745.
+            t = abs(float(mpmath.log(x / y)))
+            slack = a * (t + 1e-13) * 2e-13 + b * 2e-13 if t < 1 else 1e-12 * (a + b) * max(t, 1)
+            assert made == pytest.approx(exact, rel=1e-9, abs=slack)
 
 
 @given(st.integers(0, 10_000), st.floats(1e-12, 1e-2))

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, poisson_binom
 
-from validator.numerics.flips import flip_sigmas, judge_flips, overtaking_probability, poisson_binomial_sf
+from validator.numerics.flips import (
+    FlippedToken,
+    flip_sigmas,
+    judge_flips,
+    overtaking_probability,
+    poisson_binomial_sf,
+)
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -92,7 +98,10 @@ def test_the_probability_of_being_overtaken_bounds_what_a_simulation_finds() -> 
 
 def test_flips_are_judged_one_by_one_and_together() -> None:
     flips = judge_flips(
+        choice_ref=torch.tensor([1, 2, 3, 4]),
+        choice_cand=torch.tensor([5, 6, 3, 7]),
         flipped=torch.tensor([True, True, False, True]),
+        margin=tensor(0.25, 2.0, 0.0, 0.5),
         sigmas=tensor(1.0, 9.0, 0.0, 3.0),
         probability=tensor(0.25, 0.0, 0.5, 0.25),
         positions=torch.tensor([10, 20, 30, 40]),
@@ -102,12 +111,20 @@ def test_flips_are_judged_one_by_one_and_together() -> None:
     assert (flips.count, flips.explained, flips.expected) == (3, 2, 1.0)
     assert flips.unexplained_positions == (20,)
     assert flips.p_value == pytest.approx(0.25 * 0.25 * 0.5)
+    assert flips.tokens == (
+        FlippedToken(position=20, ref=2, cand=6, margin=2.0, sigmas=9.0),
+        FlippedToken(position=40, ref=4, cand=7, margin=0.5, sigmas=3.0),
+        FlippedToken(position=10, ref=1, cand=5, margin=0.25, sigmas=1.0),
+    )
 
 
 def test_the_default_lambda_grows_with_the_number_of_positions() -> None:
     nothing = torch.zeros(2000, dtype=torch.float64)
     flips = judge_flips(
+        choice_ref=nothing.long(),
+        choice_cand=nothing.long(),
         flipped=nothing > 0,
+        margin=nothing,
         sigmas=nothing,
         probability=nothing,
         positions=nothing,

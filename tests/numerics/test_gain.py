@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from validator.numerics.formats import FORMATS, Format
-from validator.numerics.gain import MINIMUM_CLUSTERS, Gain, gain, normal_score, slice_gains
+from validator.numerics.gain import MINIMUM_CLUSTERS, Gain, gain, normal_score, slice_gains, student_t
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
 
@@ -193,3 +193,14 @@ def test_no_slices_give_nothing() -> None:
     given = sliced(rounded(4, 4), 4)
     gains, scores = slice_gains(**{name: t[:0] for name, t in given.items()})
     assert gains.shape == scores.shape == (0,)
+
+
+@pytest.mark.parametrize("degrees", [15.0, 100.0, 1e5])
+@pytest.mark.parametrize("t", [-8.0, 0.5, 6.0])
+def test_the_t_of_a_score_is_the_scores_inverse(t: float, degrees: float) -> None:
+    assert student_t(float(normal_score(t, degrees)), degrees) == pytest.approx(t, rel=1e-9)
+
+
+def test_the_standard_error_is_the_gain_over_its_t() -> None:
+    found = gain(**rounded(64, 128, 1.01))
+    assert found.gain / found.error == pytest.approx(student_t(found.z, found.clusters - 1), rel=1e-9)

@@ -4,10 +4,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import cosine
+from scipy.stats import pearsonr
 from torch import Tensor
 
 from validator.errors import ComparisonError
@@ -84,6 +87,38 @@ def test_steps_are_those_of_ulp_steps(dtype: torch.dtype) -> None:
     assert made.ulp_steps_histogram == tuple(octaves[: len(made.ulp_steps_histogram)])
     assert sum(made.ulp_steps_histogram) == made.compared == ref.numel()
     assert made.mismatched == int((steps != 0).sum())
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize == 1], ids=str)
+def test_all_pairs_of_an_eight_bit_format_are_counted_as_they_are(dtype: torch.dtype) -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(dtype)
+    ref, cand = values.view(torch.uint8).repeat_interleave(256).view(dtype), values.repeat(256)
+    made, steps = measure(ref=ref, cand=cand), steps_of(ref, cand)
+    a, b = ref.double(), cand.double()
+    assert made.compared == int((a.isfinite() & b.isfinite()).sum())
+    assert (made.nan_reference, made.inf_candidate) == (int(a.isnan().sum()), int(b.isinf().sum()))
+    special = ~(a.isfinite() & b.isfinite())
+    assert made.class_mismatched == int((special & (a != b) & ~(a.isnan() & b.isnan())).sum())
+    assert made.mismatched == 256 * 255
+    assert (made.ulp_steps_max, made.ulp_steps_p50) == (int(steps.max()), int(steps.double().quantile(0.5)))
+    for name, value in expected(ref, cand).items():
+        assert getattr(made, name) == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+def test_vendor_figures_agree_with_scipy_and_sixty_digits() -> None:
+    ref, cand = pair(torch.float32, (4096,))
+    made = measure(ref=ref, cand=cand)
+    assert made.pcc == pytest.approx(
+        pearsonr(ref.double().numpy(), cand.double().numpy()).statistic, rel=1e-12
+    )
+    assert made.cosine == pytest.approx(1 - cosine(ref.double().numpy(), cand.double().numpy()), rel=1e-12)
+    with mpmath.workdps(60):
+        errors = [
+            abs(mpmath.mpf(b) - mpmath.mpf(a)) / (abs(mpmath.mpf(a)) + mpmath.mpf("1e-7"))
+            for a, b in zip(ref.tolist(), cand.tolist(), strict=True)
+        ]
+        assert made.mere == pytest.approx(float(mpmath.fsum(errors) / len(errors)), rel=1e-12)
+        assert made.mare == pytest.approx(float(max(errors)), rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", HOT, ids=str)

@@ -1,6 +1,7 @@
 import math
 from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from validator.errors import ComparisonError
 from validator.numerics.formats import FORMATS, Format, format_of
 from validator.numerics.rounding import round_nearest, round_stochastic, round_toward_zero
+from validator.numerics.ulp import ulp
 
 NARROWER = [fmt for fmt in FORMATS.values() if fmt.bits < 64]
 FEW_VALUES = [fmt for fmt in NARROWER if fmt.bits <= 16]
@@ -228,3 +230,58 @@ def test_rounding_toward_zero_never_grows(sign: float, name: str, value: float, 
     rounded = round_toward_zero(torch.tensor([sign * value], dtype=torch.float64), FORMATS[name])
     assert rounded.item() == sign * expected
     assert rounded.signbit().item() == (sign < 0)
+
+
+@few_values
+def test_toward_zero_is_right_between_all_neighbours_of_a_format(fmt: Format) -> None:
+    values = magnitudes(fmt)
+    low, high = values[:-1], values[1:]
+    nudge = (high - low) * 2.0**-40
+    for sign in (1, -1):
+        assert torch.equal(round_toward_zero(sign * values, fmt), sign * values)
+        for between in (low + nudge, (low + high) / 2, high - nudge):
+            assert torch.equal(round_toward_zero(sign * between, fmt), sign * low)
+
+
+@every_narrower_format
+@given(y=st.floats(allow_nan=False, allow_infinity=False))
+def test_toward_zero_agrees_with_rational_arithmetic(fmt: Format, y: float) -> None:
+    for value in (y, like(y, fmt)):
+        exponent = max(math.frexp(value)[1] - 1, fmt.e_min) if value else fmt.e_min
+        spacing = Fraction(2) ** (exponent - fmt.precision + 1)
+        cut = min(abs(Fraction(value)) // spacing * spacing, Fraction(fmt.max))
+        result = round_toward_zero(tensor(value), fmt)
+        assert Fraction(float(result)) == (-cut if value < 0 else cut)
+        assert bool(result.signbit()) == (math.copysign(1, value) < 0)
+
+
+@every_narrower_format
+@given(digits=st.integers(1, 10**15), power=st.integers(-8, 8))
+def test_nearest_agrees_with_mpmath_working_in_the_formats_precision(
+    fmt: Format, digits: int, power: int
+) -> None:
+    y = digits * 2.0**-50 * 10.0**power
+    with mpmath.workprec(fmt.precision):
+        rounded = +mpmath.mpf(y)
+    if fmt.min_normal <= y and rounded <= fmt.max:  # mpmath's numbers have no subnormals and no end
+        assert mpmath.mpf(float(round_nearest(tensor(y), fmt))) == rounded
+
+
+@every_narrower_format
+@given(
+    pair=st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 2), seed=st.integers(0, 2**32 - 1)
+)
+def test_roundings_keep_their_laws(fmt: Format, pair: tuple[float, float], seed: int) -> None:
+    y = tensor(*sorted(like(value, fmt) for value in pair))
+    for rounding in (round_nearest, round_toward_zero):
+        once = rounding(y, fmt)
+        assert torch.equal(rounding(once, fmt), once), "what is rounded is a value of the format"
+        assert torch.equal(rounding(-y, fmt), -once), "signs are treated alike"
+        assert bool(once[0] <= once[1]), "order is kept"
+    inside = y.abs() <= fmt.max
+    spacing = ulp(y, fmt)
+    assert bool(((round_nearest(y, fmt) - y).abs() <= spacing / 2)[inside].all())
+    assert bool(((round_toward_zero(y, fmt) - y).abs() < spacing)[inside].all())
+    assert bool((round_toward_zero(y, fmt).abs() <= y.abs()).all())
+    stochastic = round_stochastic(y, fmt, generator(seed))
+    assert bool(((stochastic - y).abs() < spacing)[inside].all())

@@ -3,6 +3,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -128,6 +129,55 @@ def test_steps_are_the_difference_of_ranks_for_all_values_of_a_sixteen_bit_forma
     expected[missing ^ missing[other]] = -1
     expected[missing & missing[other]] = 0
     assert torch.equal(ulp_steps(ref=values, cand=values[other]), expected)
+
+
+@pytest.mark.parametrize("fmt", EIGHT_BIT, ids=lambda fmt: fmt.name)
+def test_errors_are_differences_in_gaps_for_all_pairs_of_an_eight_bit_format(fmt: Format) -> None:
+    values = every_value(fmt)
+    exact = values.to(torch.float64)
+    positive = exact[exact.isfinite() & (exact >= 0)].unique()
+    gaps = torch.cat((positive.diff(), positive.diff()[-1:]))
+    gap = gaps[torch.searchsorted(positive, exact.abs().nan_to_num(0.0, posinf=0.0))]
+    expected = (exact[None, :] - exact[:, None]).abs() / gap[:, None]
+    expected[~(exact.isfinite()[:, None] & exact.isfinite()[None, :])] = torch.nan
+    made = ulp_error(exact=exact.repeat_interleave(256), cand=values.repeat(256))
+    assert torch.equal(made.nan_to_num(-1.0), expected.flatten().nan_to_num(-1.0))
+
+
+@pytest.mark.parametrize("fmt", SIXTEEN_BIT, ids=lambda fmt: fmt.name)
+def test_errors_of_all_values_of_a_sixteen_bit_format_are_the_fraction_they_were_moved_by(
+    fmt: Format,
+) -> None:
+    values = every_value(fmt)
+    exact = values.to(torch.float64)
+    finite = exact.isfinite()
+    assert ulp_error(exact=exact, cand=values)[~finite].isnan().all()
+    exact, values = exact[finite], values[finite]
+    away = torch.where(exact.signbit(), -1.0, 1.0) * ulp(exact, fmt)
+    for fraction in (0.0, 0.25, 0.5, 0.75):
+        moved = exact + fraction * away
+        assert (ulp_error(exact=moved, cand=values) == fraction).all()
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+@given(numerator=st.integers(1, 10**6), power=st.integers(-40, 40))
+def test_ulp_and_error_agree_with_fifty_digits(fmt: Format, numerator: int, power: int) -> None:
+    with mpmath.workdps(50):
+        true = mpmath.sqrt(numerator) * mpmath.mpf(10) ** power
+        exact = torch.tensor(float(true), dtype=torch.float64)
+        exponent = min(max(int(mpmath.floor(mpmath.log(true, 2))), fmt.e_min), fmt.e_max)
+        unit = mpmath.mpf(2) ** (exponent - fmt.precision + 1)
+        if (
+            mpmath.log(true, 2) % 1 > mpmath.mpf(2) ** -50
+        ):  # else float64's own rounding may reach the next binade
+            assert mpmath.mpf(float(ulp(exact, fmt))) == unit
+        if fmt.dtype is not None and abs(true) < fmt.max:
+            cand = (1.01 * exact).to(fmt.dtype)
+            error = abs(mpmath.mpf(float(cand.double())) - true) / unit
+            # The true value in float64 is off by at most half of float64's unit in the last place.
+            slack = 2.0 ** (fmt.precision - 53) + 1e-13 * float(error)
+            made = float(ulp_error(exact=exact, cand=cand))
+            assert math.isnan(made) or made == pytest.approx(float(error), abs=slack)
 
 
 @pytest.mark.parametrize("fmt", [*EIGHT_BIT, *SIXTEEN_BIT], ids=lambda fmt: fmt.name)

@@ -6,6 +6,7 @@ unrounded, as it does in a fused multiply-add.
 Shape legend: * = batch, equal on both sides; M = rows, K = terms, N = columns.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,10 +17,32 @@ from torch import Tensor
 from validator.errors import ComparisonError
 from validator.numerics.formats import FORMATS, Format
 from validator.numerics.rounding import round_nearest, round_toward_zero
+from validator.numerics.ulp import ulp
 
-__all__ = ["Accumulation", "Order", "fp8_product", "rounded_sum", "sum_products"]
+__all__ = [
+    "TF32",
+    "Accumulation",
+    "Order",
+    "fp8_errors",
+    "fp8_product",
+    "product_of_parts",
+    "rounded_sum",
+    "split_terms",
+    "sum_products",
+]
 
 FP8_BLOCK = 128
+TF32 = Format(
+    name="tf32",
+    dtype=None,
+    bits=19,
+    precision=11,
+    e_min=-126,
+    e_max=127,
+    max=(2 - 2**-10) * 2.0**127,
+    last_magnitude=0xFF << 10,
+)
+"""What some devices round the factors of float32 products to: 10 bits after the leading one."""
 _FP8 = FORMATS["float8_e4m3fn"]
 _FLOAT32 = FORMATS["float32"]
 _Add = Callable[[Tensor, Tensor], Tensor]
@@ -119,6 +142,33 @@ def rounded_sum(parts: Iterable[Tensor], fmt: Format) -> Tensor:
     return total
 
 
+def split_terms(a: Tensor, b: Tensor, parts: int) -> list[tuple[Tensor, Tensor]]:
+    """Split the terms of a product into contiguous parts, none of them empty unless all are.
+
+    Args:
+        a: `[*, M, K]`.
+        b: `[*, K, N]`.
+        parts: how many, at most.
+    """
+    parts = max(min(parts, a.shape[-1]), 1)
+    return list(zip(a.tensor_split(parts, -1), b.tensor_split(parts, -2), strict=True))
+
+
+def product_of_parts(
+    a: Tensor, b: Tensor, *, parts: int, fmt: Format, summed: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Multiply matrices with the terms split into parts, whose sums are kept and added up in a format.
+
+    Args:
+        a: `[*, M, K]` float64.
+        b: `[*, K, N]` float64.
+        parts: contiguous parts; 1 leaves no partial sums.
+        fmt: format of the parts' sums.
+        summed: multiplies one part.
+    """
+    return rounded_sum([summed(*part) for part in split_terms(a, b, parts)], fmt)
+
+
 def fp8_product(x: Tensor, w: Tensor, how: Accumulation) -> Tensor:
     """Multiply matrices in float8_e4m3fn with block scales, as an FP8 GEMM does.
 
@@ -138,12 +188,36 @@ def fp8_product(x: Tensor, w: Tensor, how: Accumulation) -> Tensor:
     """
     total = x.new_zeros((x.shape[0], w.shape[1]))
     for x_block, w_block in zip(x.split(FP8_BLOCK, 1), w.split(FP8_BLOCK, 0), strict=True):
-        x_scale = _scale(x_block.abs().amax(1, keepdim=True))
-        columns = [block.abs().amax().expand(block.shape[1]) for block in w_block.split(FP8_BLOCK, 1)]
-        w_scale = _scale(torch.cat(columns)[None])
+        x_scale, w_scale = _fp8_scales(x_block, w_block)
         product = sum_products(_quantised(x_block, x_scale), _quantised(w_block, w_scale), how)
         total = round_nearest(total + product * round_nearest(x_scale * w_scale, _FLOAT32), _FLOAT32)
     return total
+
+
+def fp8_errors(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the deviation that `fp8_product`'s quantisation gives to each element of its factors.
+
+    Args:
+        x: `[M, K]` float64.
+        w: `[K, N]` float64.
+
+    Returns:
+        `[M, K]` and `[K, N]` float64: a step of float8_e4m3fn at the scaled value, over sqrt(12).
+    """
+    of_x: list[Tensor] = []
+    of_w: list[Tensor] = []
+    for x_block, w_block in zip(x.split(FP8_BLOCK, 1), w.split(FP8_BLOCK, 0), strict=True):
+        for errors, block, scale in zip(
+            (of_x, of_w), (x_block, w_block), _fp8_scales(x_block, w_block), strict=True
+        ):
+            errors.append(ulp(block / scale, _FP8) * scale / math.sqrt(12))
+    return torch.cat(of_x, 1), torch.cat(of_w, 0)
+
+
+def _fp8_scales(x_block: Tensor, w_block: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scales `[M, 1]` and `[1, N]` of one block of terms."""
+    columns = [block.abs().amax().expand(block.shape[1]) for block in w_block.split(FP8_BLOCK, 1)]
+    return _scale(x_block.abs().amax(1, keepdim=True)), _scale(torch.cat(columns)[None])
 
 
 def _blocked(a: Tensor, b: Tensor, how: Accumulation, size: int) -> Tensor:

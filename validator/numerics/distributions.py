@@ -5,7 +5,6 @@ Everything is computed in float64, in blocks of positions, so that memory is O(b
 Shape legend: N = positions, V = vocabulary, B = positions of one block.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,28 +13,16 @@ import torch
 from torch import Tensor
 
 from validator.errors import ComparisonError
-from validator.numerics.divergences import kl_divergence
 from validator.numerics.flips import Flips, judge_flips
 from validator.numerics.formats import Format, format_of
 from validator.numerics.perplexity import Perplexity, compare_perplexity
 from validator.numerics.positions import IGNORED_TARGET, has_distribution, position_figures, storage_variance
+from validator.numerics.spreads import Spread, clustered_se, jsonable, spread_of
 
-__all__ = ["DistributionFigures", "Spread", "WorstPosition", "compare_logits", "kl_divergence"]
+__all__ = ["DistributionFigures", "WorstPosition", "compare_logits"]
 
 LISTED_POSITIONS = 10
 _BLOCK_ELEMENTS = 1 << 17  # of [B, V]: a float64 temporary takes 1 MiB, or one position's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """A figure over all positions; each percentile is a value that some position really has."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    p999: float
-    max: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +42,16 @@ class DistributionFigures:
         undefined: of them, those where the candidate has none (NaN, +inf, or everything masked). They
             count as infinitely far (KL) or as far as can be (the bounded figures).
         kl: KL(p || q) in nats; `kl_reverse` is KL(q || p).
+        kl_se: standard error of the mean of `kl`, clustered by sequence; None with fewer than two sequences.
         kl_noise_floor: the mean KL that logit noise alone leads one to expect; a KL below it says nothing.
+        kl_storage_floor: the part of it that storing both sides' logits in their formats makes by itself.
         js: Jensen-Shannon divergence in nats, at most ln 2.
         total_variation: half the L1 distance, at most 1.
-        top1_agreement: fraction of positions where both prefer the same token.
+        top1_agreement: fraction of positions where both prefer the same token; `top1_agreement_se` is its
+            standard error, clustered by sequence.
         top_k_overlap: mean fraction of the `top_k` tokens that both sides share.
-        rms_probability_change: root mean square of q - p at the target, or where none are given
-            at the reference's preferred token; None where every target is absent.
+        rms_probability_change: root mean square of q - p at the reference's preferred token.
+        margin_p50: median over positions of the reference's logit margin of its first token over its second.
         worst: positions with the greatest KL, greatest first.
         perplexity: None without targets that the reference gives any probability.
     """
@@ -70,20 +60,24 @@ class DistributionFigures:
     undefined: int
     kl: Spread
     kl_reverse: Spread
+    kl_se: float | None
     kl_noise_floor: float
+    kl_storage_floor: float
     js: Spread
     total_variation: Spread
     top1_agreement: float
+    top1_agreement_se: float | None
     top_k: int
     top_k_overlap: float
-    rms_probability_change: float | None
+    rms_probability_change: float
+    margin_p50: float
     flips: Flips
     worst: tuple[WorstPosition, ...]
     perplexity: Perplexity | None
 
     def to_json(self) -> dict[str, Any]:
         """Give the figures as JSON values; infinity, which JSON lacks, becomes the string `"inf"`."""
-        return {name: _jsonable(value) for name, value in asdict(self).items()}
+        return {name: jsonable(value) for name, value in asdict(self).items()}
 
 
 def compare_logits(
@@ -128,13 +122,17 @@ def compare_logits(
         kept = torch.nonzero(has_distribution(logits_ref)).squeeze(-1)
         logits_ref = logits_ref[kept]
         logits_cand = cand[rows].detach()[kept].to(torch.float64)
-        if logit_sigma is None:
-            variance = storage_variance(logits_ref, ref_format) + storage_variance(logits_cand, cand_format)
-        else:
+        storage = storage_variance(logits_ref, ref_format) + storage_variance(logits_cand, cand_format)
+        variance = storage
+        if logit_sigma is not None:
             variance = _rows_of(logit_sigma, rows, kept).square().expand_as(logits_ref)
-        block_targets = None if targets is None else targets[rows][kept]
         figures = position_figures(
-            ref=logits_ref, cand=logits_cand, variance=variance, top_k=top_k, targets=block_targets
+            ref=logits_ref,
+            cand=logits_cand,
+            variance=variance,
+            storage=storage,
+            top_k=top_k,
+            targets=None if targets is None else targets[rows][kept],
         )
         parts.append({"position": kept + rows.start, **figures})
     columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -154,30 +152,38 @@ def _summary(
     *,
     storage_only: bool,
 ) -> DistributionFigures:
-    position, kl, change = columns["position"], columns["kl"], columns["probability_change"]
+    position, kl = columns["position"], columns["kl"]
+    clusters = None if groups is None else groups[position]
+    agreed = (~columns["flipped"]).to(torch.float64)
     perplexity = None
     if "has_target" in columns:
         targeted = columns["has_target"]
-        change = change[targeted]
         perplexity = compare_perplexity(
             nll_ref=columns["nll_ref"][targeted],
             nll_cand=columns["nll_cand"][targeted],
-            groups=None if groups is None else groups[position[targeted]],
+            groups=None if clusters is None else clusters[targeted],
         )
     worst = torch.topk(kl, min(LISTED_POSITIONS, kl.numel()))
     return DistributionFigures(
         positions=position.numel(),
         undefined=int(columns["undefined"].sum()),
-        kl=_spread(kl),
-        kl_reverse=_spread(columns["kl_reverse"]),
+        kl=spread_of(kl),
+        kl_reverse=spread_of(columns["kl_reverse"]),
+        kl_se=clustered_se(kl, clusters),
         kl_noise_floor=float(columns["kl_noise_floor"].mean()),
-        js=_spread(columns["js"]),
-        total_variation=_spread(columns["total_variation"]),
-        top1_agreement=1 - int(columns["flipped"].sum()) / position.numel(),
+        kl_storage_floor=float(columns["kl_storage_floor"].mean()),
+        js=spread_of(columns["js"]),
+        total_variation=spread_of(columns["total_variation"]),
+        top1_agreement=float(agreed.mean()),
+        top1_agreement_se=clustered_se(agreed, clusters),
         top_k=top_k,
         top_k_overlap=float(columns["top_k_overlap"].mean()),
-        rms_probability_change=float(change.square().mean().sqrt()) if change.numel() else None,
+        rms_probability_change=float(columns["probability_change"].square().mean().sqrt()),
+        margin_p50=float(columns["runner_up_margin"].median()),
         flips=judge_flips(
+            choice_ref=columns["choice_ref"],
+            choice_cand=columns["choice_cand"],
+            margin=columns["margin"],
             flipped=columns["flipped"],
             sigmas=columns["flip_sigmas"],
             probability=columns["overtaking"],
@@ -189,23 +195,6 @@ def _summary(
             WorstPosition(position=int(position[row]), kl=float(kl[row])) for row in worst.indices.tolist()
         ),
         perplexity=perplexity,
-    )
-
-
-def _spread(values: Tensor) -> Spread:
-    ordered = values.sort().values
-
-    def percentile(fraction: float) -> float:
-        # The nearest rank: interpolation would make NaN of two infinities.
-        return float(ordered[max(math.ceil(fraction * ordered.numel()) - 1, 0)])
-
-    return Spread(
-        mean=float(values.mean()),
-        p50=percentile(0.5),
-        p90=percentile(0.9),
-        p99=percentile(0.99),
-        p999=percentile(0.999),
-        max=float(ordered[-1]),
     )
 
 
@@ -222,14 +211,6 @@ def _blocks(positions: int, vocabulary: int) -> Iterator[slice]:
     size = max(1, _BLOCK_ELEMENTS // vocabulary)
     for start in range(0, positions, size):
         yield slice(start, start + size)
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _jsonable(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_jsonable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _demand_legal(

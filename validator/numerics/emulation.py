@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from validator.errors import UsageError
 from validator.numerics.contractions import Accumulation, Order
 from validator.numerics.formats import FORMATS
+from validator.numerics.legality import (
+    FLOATS,
+    demand_accumulator_bits,
+    demand_at_least_one,
+    demand_one_of,
+    refuse,
+)
 
 __all__ = ["Emulation", "RoundingMode"]
-
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 class RoundingMode(StrEnum):
@@ -60,40 +64,39 @@ class Emulation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, legal in (
-            ("accumulate", (None, *_FLOATS)),
-            ("order", tuple(Order)),
-            ("partials", _FLOATS),
-            ("reduce", (None, *_FLOATS)),
-            ("rounding", tuple(RoundingMode)),
-        ):
-            value = getattr(self, name)
-            if value not in legal:
-                _refuse(name, value, "legal are " + ", ".join("None" if x is None else str(x) for x in legal))
+        demand_one_of(self, "accumulate", (None, *FLOATS))
+        demand_one_of(self, "order", tuple(Order))
+        demand_one_of(self, "partials", FLOATS)
+        demand_one_of(self, "reduce", (None, *FLOATS))
+        demand_one_of(self, "rounding", tuple(RoundingMode))
         # A plain string is as good as its enum's member, but only the member can be told by `is`.
         object.__setattr__(self, "order", Order(self.order))
         object.__setattr__(self, "rounding", RoundingMode(self.rounding))
-        for name in ("split_k", "ranks", "block"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                _refuse(name, value, "it must be 1 or more")
+        demand_at_least_one(self, "split_k", "ranks", "block")
         if (self.block is None) != (self.order is not Order.BLOCKED):
-            _refuse(
+            refuse(
+                self,
                 "block",
                 self.block,
                 f"the order is {self.order}; give both order='blocked' and block, or neither",
             )
         if self.accumulate is None and (self.order, self.accumulator_bits) != (Order.SEQUENTIAL, None):
-            _refuse("accumulate", None, "torch's own kernel sums; order and accumulator_bits need a format")
-        self._check_bits()
+            refuse(
+                self, "accumulate", None, "torch's own kernel sums; order and accumulator_bits need a format"
+            )
+        if self.accumulate is not None:
+            demand_accumulator_bits(self)
         if self.split_k == 1 and self.partials != "float32":
-            _refuse(
-                "partials", self.partials, "split_k is 1, and one part leaves no partial sums: give 2 or more"
+            refuse(
+                self,
+                "partials",
+                self.partials,
+                "split_k is 1, and one part leaves no partial sums: give 2 or more",
             )
         if self.ranks == 1 and self.reduce is not None:
-            _refuse("reduce", self.reduce, "ranks is 1: one rank reduces nothing; give 2 or more")
+            refuse(self, "reduce", self.reduce, "ranks is 1: one rank reduces nothing; give 2 or more")
         if self.fp8 and (self.tf32 or self.split_k > 1 or self.ranks > 1):
-            _refuse("fp8", True, "it has its own factors and parts; leave out tf32, split_k and ranks")
+            refuse(self, "fp8", True, "it has its own factors and parts; leave out tf32, split_k and ranks")
 
     @property
     def accumulation(self) -> Accumulation | None:
@@ -103,15 +106,3 @@ class Emulation:
         return Accumulation(
             fmt=FORMATS[self.accumulate], order=self.order, block=self.block, bits=self.accumulator_bits
         )
-
-    def _check_bits(self) -> None:
-        if self.accumulate is None or self.accumulator_bits is None:
-            return
-        most = FORMATS[self.accumulate].precision - 1
-        if not 1 <= self.accumulator_bits <= most:
-            _refuse("accumulator_bits", self.accumulator_bits, f"{self.accumulate} keeps 1 to {most}")
-
-
-def _refuse(name: str, value: object, why: str) -> None:
-    shown = value if value is None or isinstance(value, bool | int) else repr(str(value))
-    raise UsageError(f"Emulation({name}={shown}): {why}")

@@ -3,16 +3,41 @@
 Shape legend: N = positions, V = vocabulary, B = positions of one block, K = candidates for a choice.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Flips", "flip_sigmas", "judge_flips", "overtaking_probability", "poisson_binomial_sf"]
+from validator.numerics.bands import normal_lambda
+
+__all__ = [
+    "FlippedToken",
+    "Flips",
+    "flip_sigmas",
+    "judge_flips",
+    "overtaking_probability",
+    "poisson_binomial_sf",
+]
 
 LISTED_POSITIONS = 10
-_ALPHA = 1e-3  # chance that noise alone leaves any flip of a run unexplained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlippedToken:
+    """One flip, with the margin that the reference itself had there.
+
+    Attributes:
+        position: where.
+        ref, cand: the token that each side prefers.
+        margin: the reference's logit of its own choice minus that of the candidate's; 0 at a tie.
+        sigmas: the margin in standard deviations of its noise; +inf where no noise can explain the flip.
+    """
+
+    position: int
+    ref: int
+    cand: int
+    margin: float
+    sigmas: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +53,7 @@ class Flips:
             known, which is not normal, nor independent of the margins, nor all the noise.
         lam: how many standard deviations explain a flip.
         unexplained_positions: the first ten flips that noise does not explain.
+        tokens: the ten flips that are hardest to explain, hardest first.
     """
 
     count: int
@@ -36,6 +62,7 @@ class Flips:
     p_value: float | None
     lam: float
     unexplained_positions: tuple[int, ...]
+    tokens: tuple[FlippedToken, ...]
 
 
 def flip_sigmas(*, ref: Tensor, variance: Tensor, choice_ref: Tensor, choice_cand: Tensor) -> Tensor:
@@ -80,7 +107,10 @@ def overtaking_probability(*, ref: Tensor, variance: Tensor, ranked: Tensor) -> 
 
 def judge_flips(
     *,
+    choice_ref: Tensor,
+    choice_cand: Tensor,
     flipped: Tensor,
+    margin: Tensor,
     sigmas: Tensor,
     probability: Tensor,
     positions: Tensor,
@@ -90,7 +120,10 @@ def judge_flips(
     """Count the flips, and judge each by its margin and all of them by their number.
 
     Args:
-        flipped: `[N]` bool.
+        choice_ref: `[N]` int64, the reference's preferred token.
+        choice_cand: `[N]` int64, the candidate's.
+        flipped: `[N]` bool: the choices differ, or the candidate has none.
+        margin: `[N]` float64, in the reference, of its choice over the candidate's.
         sigmas: `[N]` float64, see `flip_sigmas`.
         probability: `[N]` float64, see `overtaking_probability`.
         positions: `[N]` int64, what to call each position.
@@ -98,9 +131,11 @@ def judge_flips(
         storage_only: whether the noise is storage rounding alone: then the number of flips is not judged.
     """
     if lam is None:
-        lam = math.sqrt(2 * math.log(2 * flipped.numel() / _ALPHA))
+        lam = normal_lambda(flipped.numel())
     explained = flipped & (sigmas <= lam)
     count = int(flipped.sum())
+    # Sorted stably: flips that are as hard to explain as each other stay in the order of positions.
+    hardest = torch.where(flipped, sigmas, -1.0).sort(descending=True, stable=True).indices
     return Flips(
         count=count,
         explained=int(explained.sum()),
@@ -108,6 +143,16 @@ def judge_flips(
         p_value=None if storage_only else poisson_binomial_sf(probability, count),
         lam=lam,
         unexplained_positions=tuple(positions[flipped & ~explained][:LISTED_POSITIONS].tolist()),
+        tokens=tuple(
+            FlippedToken(
+                position=int(positions[row]),
+                ref=int(choice_ref[row]),
+                cand=int(choice_cand[row]),
+                margin=float(margin[row]),
+                sigmas=float(sigmas[row]),
+            )
+            for row in hardest[: min(count, LISTED_POSITIONS)].tolist()
+        ),
     )
 
 

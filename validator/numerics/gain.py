@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["MINIMUM_CLUSTERS", "Gain", "gain", "normal_score", "slice_gains"]
+__all__ = ["MINIMUM_CLUSTERS", "Gain", "gain", "normal_score", "slice_gains", "student_t"]
 
 MINIMUM_CLUSTERS = 16.0
 """Below this effective number of clusters no standard error can be trusted, and the test abstains."""
@@ -28,11 +28,13 @@ class Gain:
         gain: `g` of `d = g y`; NaN where it can't be told (no elements, or all references zero).
         z: `gain` in standard errors as a normal deviate; 0 for a gain of 0, NaN where the test abstains.
         clusters: effective number of independent clusters behind the standard error.
+        error: the standard error; 0 where the gain is 0 or the test abstains.
     """
 
     gain: float
     z: float
     clusters: float
+    error: float = 0.0
 
     @property
     def abstains(self) -> bool:
@@ -50,6 +52,13 @@ def normal_score(t: Tensor | float, degrees: Tensor | float) -> Tensor:
     t = torch.as_tensor(t, dtype=torch.float64)
     v = torch.as_tensor(degrees, dtype=torch.float64)
     return torch.sign(t) * (8 * v + 1) / (8 * v + 3) * torch.sqrt(v * torch.log1p(t.square() / v))
+
+
+def student_t(score: float, degrees: float) -> float:
+    """Return the t with `degrees` degrees of freedom of a normal deviate: the inverse of `normal_score`."""
+    v = degrees
+    scaled = score * (8 * v + 3) / (8 * v + 1)
+    return math.copysign(math.sqrt(v * math.expm1(scaled**2 / v)), score)
 
 
 def gain(*, difference: Tensor, reference: Tensor, weight: Tensor, rows: Tensor, values: Tensor) -> Gain:
@@ -90,7 +99,7 @@ def gain(*, difference: Tensor, reference: Tensor, weight: Tensor, rows: Tensor,
         return Gain(gain=float(g), z=math.nan, clusters=clusters)
     error = torch.sqrt(variance * clusters / (clusters - 1)) / total
     z = math.inf if error == 0 else float(normal_score(g / error, clusters - 1))
-    return Gain(gain=float(g), z=math.copysign(z, float(g)), clusters=clusters)
+    return Gain(gain=float(g), z=math.copysign(z, float(g)), clusters=clusters, error=float(error))
 
 
 def slice_gains(

@@ -7,7 +7,7 @@ Shape legend: * = any shape, equal on both sides; T = indices of one dim.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -168,13 +168,20 @@ def measure(*, ref: Tensor, cand: Tensor) -> Metrics:
     return measure_blocks(ref=_blocks(ref), cand=_blocks(cand), shape=ref.shape)
 
 
-def measure_blocks(*, ref: Iterable[Tensor], cand: Iterable[Tensor], shape: Sequence[int]) -> Metrics:
+def measure_blocks(
+    *,
+    ref: Iterable[Tensor],
+    cand: Iterable[Tensor],
+    shape: Sequence[int],
+    also: Callable[[Tensor, Tensor], None] | None = None,
+) -> Metrics:
     """Measure a pair whose elements come in blocks.
 
     Args:
         ref: the reference's elements in row-major order, in flat CPU tensors of any lengths, one at least.
         cand: the candidate's; its lengths may be others. Both are read to their ends.
         shape: of the whole tensors.
+        also: called with each pair of blocks of one length, in order; complex numbers come by their parts.
 
     Raises:
         ComparisonError: the blocks don't add up to `shape`, or numbers of one kind are compared with those
@@ -190,6 +197,8 @@ def measure_blocks(*, ref: Iterable[Tensor], cand: Iterable[Tensor], shape: Sequ
     blocks = _side_by_side(left, right, prod(whole))
     for block, its_match in blocks if prod(whole) < _SMALL else _read_ahead(blocks):
         meter.add(block, its_match)
+        if also is not None:
+            also(block, its_match)
     return meter.result()
 
 

@@ -6,8 +6,9 @@ Shape legend: T = positions that have a target.
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+from validator.numerics.spreads import clustered_se
 
 __all__ = ["Perplexity", "compare_perplexity"]
 
@@ -22,6 +23,7 @@ class Perplexity:
         ratio: candidate's over reference's.
         ratio_se: its standard error, clustered by sequence; None with fewer than two clusters, or
             where the ratio is infinite.
+        rms_probability_change: root mean square of the change of the target's probability.
     """
 
     targets: int
@@ -29,6 +31,7 @@ class Perplexity:
     cand: float
     ratio: float
     ratio_se: float | None
+    rms_probability_change: float
 
 
 def compare_perplexity(*, nll_ref: Tensor, nll_cand: Tensor, groups: Tensor | None) -> Perplexity | None:
@@ -44,35 +47,24 @@ def compare_perplexity(*, nll_ref: Tensor, nll_cand: Tensor, groups: Tensor | No
         The figures, or None where T is 0.
 
     Source:
-        Variance of a mean clustered by sequence: Liang and Zeger, Biometrika 73 (1986), with the factor
-        G/(G-1) for G clusters; carried over to the ratio by the delta method.
+        The clustered standard error of the mean difference (see `clustered_se`), carried over to the ratio by
+        the delta method. Change of the target's probability: as llama.cpp's perplexity tool reports it.
     """
     targets = nll_ref.numel()
     if targets == 0:
         return None
     difference = nll_cand - nll_ref
-    mean = float(difference.mean())
-    ratio = _exp(mean)
+    change = (-nll_cand).exp() - (-nll_ref).exp()
+    ratio = _exp(float(difference.mean()))
+    se = clustered_se(difference, groups)
     return Perplexity(
         targets=targets,
         ref=_exp(float(nll_ref.mean())),
         cand=_exp(float(nll_cand.mean())),
         ratio=ratio,
-        ratio_se=None if math.isinf(ratio) else _clustered_se(difference - mean, ratio, groups),
+        ratio_se=None if se is None or math.isinf(ratio) else ratio * se,
+        rms_probability_change=float(change.square().mean().sqrt()),
     )
-
-
-def _clustered_se(residual: Tensor, ratio: float, groups: Tensor | None) -> float | None:
-    sums = residual
-    if groups is not None:
-        names, member = torch.unique(groups, return_inverse=True)
-        sums = torch.zeros(names.numel(), dtype=residual.dtype, device=residual.device)
-        sums.index_add_(0, member, residual)
-    clusters = sums.numel()
-    if clusters < 2:
-        return None
-    variance_of_mean = float(sums.square().sum()) * clusters / (clusters - 1) / residual.numel() ** 2
-    return ratio * math.sqrt(variance_of_mean)
 
 
 def _exp(value: float) -> float:

@@ -24,6 +24,8 @@ _WITHOUT_CANDIDATE = {
     "total_variation": 1.0,
     "top_k_overlap": 0.0,
     "flipped": True,
+    "choice_cand": -1,
+    "margin": math.inf,
     "flip_sigmas": math.inf,
     "overtaking": 0.0,
     "probability_change": 1.0,
@@ -32,7 +34,7 @@ _WITHOUT_CANDIDATE = {
 
 
 def position_figures(
-    *, ref: Tensor, cand: Tensor, variance: Tensor, top_k: int, targets: Tensor | None
+    *, ref: Tensor, cand: Tensor, variance: Tensor, storage: Tensor, top_k: int, targets: Tensor | None
 ) -> dict[str, Tensor]:
     """Compare the distributions of each position.
 
@@ -40,17 +42,17 @@ def position_figures(
         ref: `[B, V]` float64 reference logits, with a distribution at every position; -inf where masked.
         cand: `[B, V]` float64 candidate logits, whatever they hold.
         variance: `[B, V]` float64, variance of `cand - ref` by rounding.
+        storage: `[B, V]` float64, the variance that storing both sides' logits makes by itself.
         top_k: how many tokens the overlap looks at.
         targets: `[B]` integer, -100 where there is none; None leaves out what needs them.
 
     Returns:
         One `[B]` column a figure, by name: booleans `undefined` (the candidate has no distribution),
-        `flipped` and `has_target`, float64 for all others. Where the candidate has no distribution
-        they say that it is as far away as can be, and not by noise.
+        `flipped` and `has_target`, int64 `choice_ref` and `choice_cand`, float64 for all others. Where the
+        candidate has no distribution they say that it is as far away as can be, and not by noise.
 
     Source:
         Noise floor of KL: its expansion to second order in independent logit noise.
-        Change of probability at the target: as llama.cpp's perplexity tool reports it.
     """
     log_p, log_q = torch.log_softmax(ref, dim=-1), torch.log_softmax(cand, dim=-1)
     p = log_p.exp()
@@ -63,21 +65,25 @@ def position_figures(
     figures = {
         "kl": kl_divergence(log_p, log_q),
         "kl_reverse": kl_divergence(log_q, log_p),
-        "kl_noise_floor": (p * (1 - p) * variance).sum(dim=-1) / 2,
+        "kl_noise_floor": _noise_floor(p, variance),
+        "kl_storage_floor": _noise_floor(p, storage),
         "js": js_divergence(log_p, log_q),
         "total_variation": total_variation(log_p, log_q),
         "top_k_overlap": shared.to(torch.float64) / top_k,
+        "choice_ref": choice_ref,
+        "choice_cand": choice_cand,
         "flipped": choice_ref != choice_cand,
+        "probability_change": _entry(log_q, choice_ref).exp() - _entry(p, choice_ref),
+        "margin": _entry(ref, choice_ref) - _entry(ref, choice_cand),
+        "runner_up_margin": _runner_up_margin(ref, top_ref),
         "flip_sigmas": flip_sigmas(**noise, choice_ref=choice_ref, choice_cand=choice_cand),
         "overtaking": overtaking_probability(**noise, ranked=top_ref),
     }
-    watched = choice_ref
     if targets is not None:
-        watched = targets.clamp_min(0).to(torch.int64)
-        figures["nll_ref"] = -_entry(log_p, watched)
-        figures["nll_cand"] = -_entry(log_q, watched)
+        token = targets.clamp_min(0).to(torch.int64)
+        figures["nll_ref"] = -_entry(log_p, token)
+        figures["nll_cand"] = -_entry(log_q, token)
         figures["has_target"] = (targets != IGNORED_TARGET) & (figures["nll_ref"] < math.inf)
-    figures["probability_change"] = _entry(log_q, watched).exp() - _entry(p, watched)
 
     undefined = ~has_distribution(cand)
     for name, worst in _WITHOUT_CANDIDATE.items():
@@ -94,6 +100,16 @@ def has_distribution(logits: Tensor) -> Tensor:
 def storage_variance(logits: Tensor, fmt: Format) -> Tensor:
     """Give the variance of one rounding to nearest of `[B, V]` float64 logits; 0 where masked."""
     return ulp(logits, fmt).nan_to_num_(0.0).square_().div_(12)
+
+
+def _noise_floor(p: Tensor, variance: Tensor) -> Tensor:
+    return (p * (1 - p) * variance).sum(dim=-1) / 2
+
+
+def _runner_up_margin(ref: Tensor, ranked: Tensor) -> Tensor:
+    if ranked.shape[-1] < 2:
+        return ref.new_full(ref.shape[:1], math.inf)
+    return _entry(ref, ranked[:, 0]) - _entry(ref, ranked[:, 1])
 
 
 def _entry(values: Tensor, token: Tensor) -> Tensor:

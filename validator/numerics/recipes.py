@@ -1,10 +1,19 @@
 """Recipes: what rounding a device may do inside an operator.
 
 A recipe says nothing of the last rounding of a result to its storage format: that half ulp is
-always allowed.
+always allowed. What it says of matrix products has the names that `Emulation` has.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+
+from validator.numerics.formats import FORMATS
+from validator.numerics.legality import (
+    FLOATS,
+    demand_accumulator_bits,
+    demand_at_least_one,
+    demand_one_of,
+    refuse,
+)
 
 __all__ = ["EAGER", "FUSED", "RECIPES", "Recipe"]
 
@@ -18,28 +27,135 @@ class Recipe:
         inner: format of the intermediate results between operators, by torch's name, or `"storage"`:
             each operator then rounds to the format that it has when the reference's own code runs in
             the candidate's dtype.
-        accumulate: format in which matrix products accumulate, `"float32"` or `"float64"`. Bands are those of
-            float32 for both; a narrower accumulator has no band yet, so it can't be declared.
+        operators: format in which operators compute that the reference's code holds in a wider one (norms,
+            softmax, routers), and in which all but matrix products compute inside.
+        sums: format in which operators other than matrix products sum up (softmax, norms, means), one term
+            after the other where it is narrower than float32.
+        accumulate: format in which matrix products accumulate.
+        accumulator_bits: bits after the leading one that the accumulator keeps, the rest being cut off; None
+            where it rounds.
+        block: terms in a block, where sums are those of blocks; None where the order is not known.
+        split_k: contiguous parts that each matrix product may be split into.
+        partials: format in which the parts' sums are kept and added up.
         reduce: format in which partial results are summed across ranks, or `"storage"`.
+        tf32: whether factors of float32 matrix products may be rounded to 10 bits after the leading one.
+        fp8: whether products of two matrices may run in float8_e4m3fn with block scales.
+        flush_subnormals: whether results below 2^-126 may become 0.
+
+    Raises:
+        UsageError: a field's value is not legal, or contradicts another's.
     """
 
     name: str
     inner: str = "float32"
+    operators: str = "float32"
+    sums: str = "float32"
     accumulate: str = "float32"
+    accumulator_bits: int | None = None
+    block: int | None = None
+    split_k: int = 1
+    partials: str = "float32"
     reduce: str = "storage"
+    tf32: bool = False
+    fp8: bool = False
+    flush_subnormals: bool = False
 
     def __post_init__(self) -> None:
-        floats = ("float64", "float32", "float16", "bfloat16")
-        for field_name, legal in (
-            ("inner", (*floats, "storage")),
-            ("accumulate", ("float64", "float32")),
-            ("reduce", (*floats, "storage")),
-        ):
-            value = getattr(self, field_name)
-            if value not in legal:
-                raise ValueError(f"Recipe.{field_name} is {value!r}; legal are {', '.join(map(repr, legal))}")
+        for field_name in ("inner", "reduce"):
+            demand_one_of(self, field_name, (*FLOATS, "storage"))
+        for field_name in ("operators", "sums", "accumulate", "partials"):
+            demand_one_of(self, field_name, FLOATS)
+        demand_at_least_one(self, "block", "split_k")
+        demand_accumulator_bits(self)
+        if self.split_k == 1 and self.partials != "float32":
+            refuse(
+                self,
+                "partials",
+                self.partials,
+                "split_k is 1, and one part leaves no partial sums: give 2 or more",
+            )
+        if self.fp8 and (self.tf32 or self.split_k > 1):
+            refuse(self, "fp8", True, "it has its own factors and parts; leave out tf32 and split_k")
+
+    @property
+    def computes_as_float32(self) -> bool:
+        """Whether operators compute inside as they do in float32, so that only results are rounded."""
+        widths = (FORMATS[fmt].precision for fmt in (self.sums, self.accumulate, self.partials))
+        return (
+            min(widths) >= FORMATS["float32"].precision
+            and self.accumulator_bits is None
+            and not self.tf32
+            and not self.fp8
+        )
+
+    def covers(self, other: "Recipe") -> bool:
+        """Tell whether this recipe allows whatever another does."""
+        looser = (
+            _looseness(field.name, other) <= _looseness(field.name, self)
+            for field in fields(self)
+            if field.name not in ("name", "block")
+        )
+        return all(looser) and self.block in (None, other.block)
+
+    def loosened(self, other: "Recipe") -> "Recipe":
+        """Return this recipe with all that another allows beyond it, and that `fused` doesn't allow."""
+        looser = {
+            field.name: getattr(other, field.name)
+            for field in fields(self)
+            if field.name not in ("name", "block")
+            and getattr(other, field.name) != field.default
+            and _looseness(field.name, other) > _looseness(field.name, self)
+        }
+        accumulate = FORMATS[looser.get("accumulate", self.accumulate)]
+        bits = looser.get("accumulator_bits", self.accumulator_bits)
+        if bits is not None and accumulate.precision <= bits:
+            looser["accumulator_bits"] = None
+        if looser.get("fp8"):
+            looser |= {"tf32": False, "split_k": 1, "partials": "float32"}
+        elif self.fp8:
+            looser = {name: value for name, value in looser.items() if name not in _NOT_WITH_FP8}
+        return replace(self, **looser)
+
+
+_NOT_WITH_FP8 = ("tf32", "split_k", "partials")
+
+
+def _looseness(field_name: str, recipe: Recipe) -> float:
+    """Return a number that grows with what a field allows."""
+    value = getattr(recipe, field_name)
+    if field_name == "accumulator_bits":
+        return -float(value if value is not None else FORMATS["float64"].precision)
+    if isinstance(value, str):
+        return 0.0 if value == "storage" else -float(FORMATS[value].precision)
+    return float(value)
 
 
 FUSED = Recipe(name="fused")
 EAGER = Recipe(name="eager", inner="storage")
-RECIPES = {recipe.name: recipe for recipe in (FUSED, EAGER)}
+_NARROW = {"bf16": "bfloat16", "fp16": "float16"}
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        FUSED,
+        *(Recipe(name=f"{short}-reduce", reduce=fmt) for short, fmt in _NARROW.items()),
+        EAGER,
+        Recipe(name="flush-subnormals", inner="storage", flush_subnormals=True),
+        Recipe(name="tf32", inner="storage", tf32=True),
+        *(Recipe(name=f"{short}-sums", inner="storage", sums=fmt) for short, fmt in _NARROW.items()),
+        Recipe(name="truncated-accumulator", inner="storage", accumulator_bits=13),
+        *(
+            Recipe(name=f"{short}-partials", inner="storage", split_k=8, partials=fmt)
+            for short, fmt in _NARROW.items()
+        ),
+        *(
+            Recipe(name=f"{short}-inside", inner="storage", operators=fmt, sums=fmt)
+            for short, fmt in _NARROW.items()
+        ),
+        *(
+            Recipe(name=f"{short}-accumulate", inner="storage", accumulate=fmt)
+            for short, fmt in _NARROW.items()
+        ),
+        Recipe(name="fp8", inner="storage", fp8=True),
+    )
+}
+"""Recipes that have a name, strictest first. Only the first and `eager` are allowed undeclared."""
