@@ -36,10 +36,11 @@ class Family:
         experts: implementations of the experts; `("eager",)` where there are none.
         auto: the class that loads its models.
         is_sharded: whether transformers has a tensor-parallel plan for it that works here.
+        is_padded: whether its sequences can be padded on the left.
         has_biases: whether biases can be asked for.
         offset_norms: whether norms multiply by 1 + weight.
-        extra_inputs: makes further arguments of the model, given `input_ids` `[batch, TOKENS]` and a
-            generator.
+        extra_inputs: makes further arguments of the model, or other `input_ids`, given random ones
+            `[batch, TOKENS]` and a generator.
     """
 
     name: str
@@ -48,9 +49,15 @@ class Family:
     experts: tuple[str, ...] = ("eager",)
     auto: str = "AutoModelForCausalLM"
     is_sharded: bool = False
+    is_padded: bool = True
     has_biases: bool = False
     offset_norms: bool = False
     extra_inputs: Callable[[Tensor, torch.Generator], dict[str, Any]] | None = None
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the models can be asked for a cache."""
+        return self.auto != "AutoModelForMaskedLM"
 
     def fill(self, model: nn.Module, generator: torch.Generator, *, branch_scale: float = 1.0) -> None:
         """Give all parameters, and the buffers that a checkpoint holds, values that show a fault.
@@ -78,7 +85,7 @@ class Family:
         if leaf.endswith("bias"):
             parameter.copy_(noise / 2)
             return
-        if "norm" in owner.lower():
+        if "norm" in owner.lower() or owner == "ln_q":
             centre = 0.0 if self.offset_norms else 1.0
             scale = SCORE_STD**0.5 if owner in ("q_norm", "k_norm") else 1.0
             parameter.copy_(scale * (centre + 0.2 * noise))
@@ -87,6 +94,8 @@ class Family:
         inputs = parameter[0].numel() if parameter.dim() != 3 else parameter.shape[-1]
         if owner in ("q_proj", "k_proj", "query", "key", "q_b_proj"):
             scale = SCORE_STD**0.5
+        elif owner == "qkv":
+            noise[: 2 * len(noise) // 3] *= SCORE_STD**0.5
         elif owner == "lm_head":
             scale = 4.0
         elif "embed" in owner:
@@ -114,6 +123,19 @@ _HEADS = {**_TEXT, "head_dim": 16}
 
 def _llama(biases: bool) -> Any:
     return transformers.LlamaConfig(**_HEADS, attention_bias=biases, mlp_bias=biases)
+
+
+def _llama3(biases: bool) -> Any:
+    # The scaling of Llama 3.1, which slows the last three of eight frequencies down.
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return transformers.LlamaConfig(**_HEADS, attention_bias=biases, mlp_bias=biases, rope_parameters=rope)
 
 
 def _qwen3(_: bool) -> Any:
@@ -226,10 +248,71 @@ def _token_types(input_ids: Tensor, generator: torch.Generator) -> dict[str, Any
     return {"token_type_ids": types}
 
 
+def _mixtral(_: bool) -> Any:
+    return transformers.MixtralConfig(**_HEADS, num_local_experts=8, num_experts_per_tok=2)
+
+
+_IMAGE, _IMAGE_START, _IMAGE_END = VOCABULARY - 3, VOCABULARY - 2, VOCABULARY - 1
+_GRIDS = ((1, 4, 6), (1, 6, 8))
+"""Frames, rows and columns of patches of the two images of each sequence."""
+_PATCH, _MERGED = 4, 2
+
+
+def _qwen2_5_vl(_: bool) -> Any:
+    # A window is two by two merged patches: the images have two and four, some of them cut off. The first
+    # and the last block attend over windows, those between over whole images.
+    vision = {
+        "depth": 4,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 4,
+        "patch_size": _PATCH,
+        "spatial_merge_size": _MERGED,
+        "temporal_patch_size": 2,
+        "window_size": 2 * _MERGED * _PATCH,
+        "fullatt_block_indexes": [1, 2],
+        "out_hidden_size": _TEXT["hidden_size"],
+    }
+    text = {
+        **_TEXT,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    }
+    return transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=_IMAGE,
+        vision_start_token_id=_IMAGE_START,
+        vision_end_token_id=_IMAGE_END,
+    )
+
+
+def _images(input_ids: Tensor, generator: torch.Generator) -> dict[str, Any]:
+    """Put two images of different sizes near the end of each sequence, behind what may be padding."""
+    batch = len(input_ids)
+    ids = input_ids % _IMAGE  # no image by chance
+    end = TOKENS - 2
+    for frames, rows, columns in reversed(_GRIDS):
+        start = end - frames * rows * columns // _MERGED**2
+        ids[:, start - 2] = _IMAGE_START
+        ids[:, start - 1 : end - 1] = _IMAGE
+        ids[:, end - 1] = _IMAGE_END
+        end = start - 2
+    patches = batch * sum(frames * rows * columns for frames, rows, columns in _GRIDS)
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == _IMAGE).to(torch.int32),
+        "image_grid_thw": torch.tensor(_GRIDS * batch),
+        "pixel_values": torch.randn(patches, 3 * 2 * _PATCH**2, generator=generator),
+    }
+
+
 FAMILIES = {
     family.name: family
     for family in (
         Family(name="llama", config=_llama, is_sharded=True, has_biases=True),
+        Family(name="llama3", config=_llama3, is_sharded=True, has_biases=True),
         Family(name="qwen3", config=_qwen3, is_sharded=True),
         # A soft cap on the scores is beyond what sdpa can do.
         Family(name="gemma2", config=_gemma2, kernels=("eager",), is_sharded=True, offset_norms=True),
@@ -238,10 +321,17 @@ FAMILIES = {
         Family(name="granite", config=_granite, is_sharded=True),
         Family(name="qwen3-moe", config=_qwen3_moe, experts=_EXPERTS),
         Family(name="qwen2-moe", config=_qwen2_moe, experts=_EXPERTS),
+        Family(name="mixtral", config=_mixtral, experts=_EXPERTS),
         Family(name="deepseek-v3", config=_deepseek_v3, experts=_EXPERTS),
         Family(name="gpt-oss", config=_gpt_oss, kernels=("eager",), experts=_EXPERTS),
         Family(name="mamba2", config=_mamba2, kernels=("eager",)),
         Family(name="bert", config=_bert, auto="AutoModelForMaskedLM", extra_inputs=_token_types),
+        Family(
+            name="qwen2.5-vl",
+            config=_qwen2_5_vl,
+            auto="AutoModelForImageTextToText",
+            extra_inputs=_images,
+        ),
     )
 }
 """All families but those that ship with trained weights."""

@@ -1,58 +1,77 @@
 """The settings in which a healthy port must be aligned: all, and a selection that holds every pair."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.models import DENSE, KERNELS, Setup
+from tests.families import FAMILIES
+from tests.models import EXPERTS, KERNELS, TRAINED, Setup
 
-__all__ = ["healthy_grid", "pairs", "pairwise"]
+__all__ = ["fields_of", "healthy_grid", "pairs", "pairwise"]
+
+Item = TypeVar("Item")
 
 
-def healthy_grid(*, seed: int = 0) -> list[Setup]:
-    """Return every combination of family, dtype, kernels, ranks, batch and padding."""
+def healthy_grid(family: str, *, seed: int = 0) -> list[Setup]:
+    """Return every combination of dtype, kernels, ranks, batch and padding that a family can have."""
+    known = FAMILIES.get(family)
+    ranks = (1, 2) if family in TRAINED or (known is not None and known.is_sharded) else (1,)
+    paddings = (False, True) if known is None or known.is_padded else (False,)
     return [
         Setup(
             family=family,
             dtype=dtype,
             ref_kernel=ref_kernel,
             cand_kernel=cand_kernel,
+            ref_experts=ref_experts,
+            cand_experts=cand_experts,
             tp=tp,
             batch=batch,
             padding=padding,
             seed=seed,
             cache=True,
         )
-        for family in DENSE
-        for dtype, ref_kernel, cand_kernel, tp, batch, padding in product(
+        for dtype, ref_kernel, cand_kernel, ref_experts, cand_experts, tp, batch, padding in product(
             ("bfloat16", "float16", "float32"),
             KERNELS[family],
             KERNELS[family],
-            (1, 2),
+            EXPERTS[family],
+            EXPERTS[family],
+            ranks,
             (1, 4),
-            (False, True),
+            paddings,
         )
     ]
 
 
-def pairwise(setups: Sequence[Setup]) -> list[Setup]:
-    """Select setups that together hold every pair of values that some setup holds.
+def pairs(values: Iterable[tuple[str, Any]]) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """Return the pairs of values, each value with its name."""
+    return set(combinations(values, 2))
 
-    Greedy: each time the setup with the most pairs that are still missing, and the first of several such, so
+
+def fields_of(record: Any) -> list[tuple[str, Any]]:
+    """Return the values of a record's fields, with their names."""
+    return [(field.name, getattr(record, field.name)) for field in fields(record)]
+
+
+def pairwise(
+    items: Sequence[Item], values: Callable[[Item], Iterable[tuple[str, Any]]] = fields_of
+) -> list[Item]:
+    """Select items that together hold every pair of values that some item holds.
+
+    Greedy: each time the item with the most pairs that are still missing, and the first of several such, so
     that the selection is the same on every machine.
+
+    Args:
+        items: records.
+        values: named values of an item; by default its fields.
     """
-    of_setup = {setup: pairs(setup) for setup in setups}
-    missing = set().union(*of_setup.values())
+    of_item = [(item, pairs(values(item))) for item in items]
+    missing = set().union(*(held for _, held in of_item))
     selected = []
     while missing:
-        best = max(of_setup, key=lambda setup: len(of_setup[setup] & missing))
+        best, held = max(of_item, key=lambda entry: len(entry[1] & missing))
         selected.append(best)
-        missing -= of_setup[best]
+        missing -= held
     return selected
-
-
-def pairs(setup: Setup) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
-    """Return the pairs of a setup's values, each value with its field's name."""
-    values = [(field.name, getattr(setup, field.name)) for field in fields(setup)]
-    return set(combinations(values, 2))

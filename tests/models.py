@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,38 @@ from torch import nn
 from transformers.distributed import DistributedConfig
 
 from tests.families import FAMILIES, TOKENS, VOCABULARY
+from tests.stimuli import Stimulus, branch_scale, change_config, change_inputs, change_weights
 from validator.content import find_model
 
 __all__ = [
     "DENSE",
+    "EXPERTS",
     "KERNELS",
     "TRAINED",
     "Setup",
-    "Stimulus",
     "checkpoint",
     "inputs",
     "load_candidate",
     "load_reference",
 ]
 
-TRAINED = ("tiny-dense",)
+TRAINED = ("tiny-dense", "tiny-moe")
 """Families that ship with trained weights."""
 
 KERNELS = dict.fromkeys(TRAINED, ("sdpa", "eager")) | {f.name: f.kernels for f in FAMILIES.values()}
 """Attention implementations by family."""
 
+EXPERTS = (
+    dict.fromkeys(KERNELS, ("eager",))
+    | {"tiny-moe": ("eager", "grouped_mm")}
+    | {f.name: f.experts for f in FAMILIES.values()}
+)
+"""Implementations of the experts by family."""
+
 DENSE = ("tiny-dense", "llama", "qwen3", "gemma2")
 """Families that are run in every setting."""
 
 LEFT_PADDING = 7
-
-
-class Stimulus(StrEnum):
-    """What the weights make of the activations."""
-
-    PEAKED = "peaked"
-    SMALL = "small"  # the residual stream's mean square is about the norms' eps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Setup:
         batch: sequences.
         padding: whether all sequences but the last (all, where there is one) are padded on the left.
         seed: of weights and inputs.
-        stimulus: what the weights make of the activations.
+        stimulus: what the weights make of the activations, and what the inputs are.
         biases: whether the projections of attention and MLP have biases, in families that are asked.
         cache: whether the models are asked for a KV cache, as they are by default.
     """
@@ -106,9 +106,11 @@ def checkpoint(setup: Setup, folder: Path) -> Path:
         if setup.biases and not family.has_biases:
             raise ValueError(f"{setup.family!r} can't be asked for biases")
         generator = torch.Generator().manual_seed(setup.seed)
-        model = _quietly(_auto(setup).from_config)(family.config(setup.biases))
-        scale = 1e-3 if setup.stimulus is Stimulus.SMALL else 1.0
-        family.fill(model, generator, branch_scale=scale)
+        config = family.config(setup.biases)
+        change_config(config, setup.stimulus)
+        model = _quietly(_auto(setup).from_config)(config)
+        family.fill(model, generator, branch_scale=branch_scale(setup.stimulus))
+        change_weights(model, setup.stimulus)
         _quietly(model.save_pretrained)(path)
     return path
 
@@ -138,7 +140,8 @@ def inputs(setup: Setup) -> dict[str, Any]:
     family = FAMILIES.get(setup.family)
     if family is not None and family.extra_inputs is not None:
         given |= family.extra_inputs(input_ids, generator)
-    if setup.cache or _auto(setup) is not transformers.AutoModelForCausalLM:
+    given = change_inputs(given, setup.stimulus)
+    if setup.cache or (family is not None and not family.has_cache):
         return given
     return given | {"use_cache": False}
 
@@ -149,8 +152,7 @@ def _auto(setup: Setup) -> Any:
 
 
 def _load(setup: Setup, path: Path, dtype: str, kernel: str, experts: str, **options: Any) -> nn.Module:
-    family = FAMILIES.get(setup.family)
-    if family is not None and len(family.experts) > 1:
+    if len(EXPERTS[setup.family]) > 1:
         options["experts_implementation"] = experts
     load = _quietly(_auto(setup).from_pretrained)
     model: nn.Module = load(path, local_files_only=True, dtype=dtype, attn_implementation=kernel, **options)

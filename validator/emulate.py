@@ -20,25 +20,24 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from validator.checks.operators import is_exact, operator_name
 from validator.errors import UsageError
-from validator.faults.decoder import wrap
-from validator.numerics.contractions import Accumulation, Order, fp8_product, rounded_sum, sum_products
+from validator.numerics.contractions import (
+    TF32,
+    Accumulation,
+    Order,
+    fp8_product,
+    product_of_parts,
+    rounded_sum,
+    split_terms,
+    sum_products,
+)
 from validator.numerics.emulation import Emulation, RoundingMode
-from validator.numerics.formats import FORMATS, Format, format_of
+from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.rounding import round_nearest, round_stochastic, round_toward_zero
+from validator.wrapping import wrap
 
 __all__ = ["Emulation", "Order", "RoundingMode", "emulate", "emulate_module"]
 
 _EMULATED = (torch.float32, torch.float16, torch.bfloat16)
-_TF32 = Format(
-    name="tf32",
-    dtype=None,
-    bits=19,
-    precision=11,
-    e_min=-126,
-    e_max=127,
-    max=(2 - 2**-10) * 2.0**127,
-    last_magnitude=0xFF << 10,
-)
 _PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}
 """Matrix products, with the position of their first factor."""
 _CASTS = ("_to_copy", "copy")
@@ -138,13 +137,15 @@ class _Arithmetic(TorchDispatchMode):
         if asked.fp8 and is_linear:
             return fp8_product(a, b, how or Accumulation())
         if asked.tf32 and dtype == torch.float32:
-            a, b = round_nearest(a, _TF32), round_nearest(b, _TF32)
+            a, b = round_nearest(a, TF32), round_nearest(b, TF32)
         of_ranks = [
-            rounded_sum(
-                [_summed(*part, how) for part in _split(a_rank, b_rank, asked.split_k)],
-                FORMATS[asked.partials],
+            product_of_parts(
+                *of_rank,
+                parts=asked.split_k,
+                fmt=FORMATS[asked.partials],
+                summed=lambda a, b: _summed(a, b, how),
             )
-            for a_rank, b_rank in _split(a, b, asked.ranks)
+            for of_rank in split_terms(a, b, asked.ranks)
         ]
         return rounded_sum(of_ranks, FORMATS[asked.reduce] if asked.reduce else format_of(dtype))
 
@@ -190,12 +191,6 @@ def _summed(a: Tensor, b: Tensor, how: Accumulation | None) -> Tensor:
     if how is not None:
         return sum_products(a, b, how)
     return (a.to(torch.float32) @ b.to(torch.float32)).to(torch.float64)
-
-
-def _split(a: Tensor, b: Tensor, parts: int) -> list[tuple[Tensor, Tensor]]:
-    """Split the terms into contiguous parts, none of them empty unless all are."""
-    parts = max(min(parts, a.shape[-1]), 1)
-    return list(zip(a.tensor_split(parts, -1), b.tensor_split(parts, -2), strict=True))
 
 
 def _put(func: Any, args: Any, kwargs: Any, value: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from tests.planted import FAULTS, LAYERS, Expectation
+from tests.planted import FAULTS, Expectation
 from validator.errors import UsageError
 from validator.faults import get, parse, registry
 
@@ -59,8 +59,8 @@ def test_an_index_that_is_none_is_refused_from_python_too(value: object) -> None
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.fault)
 def test_the_record_names_the_module_that_the_trials_expect(fault: Expectation) -> None:
-    expected = fault.guilty[0].module.format(layer=LAYERS[0])
-    assert fnmatchcase(expected, fault.planned(LAYERS[0]).module)
+    layer = fault.layers[0]
+    assert fnmatchcase(fault.guilty[0].module.format(layer=layer), fault.planned(layer).module)
 
 
 def test_every_fault_is_tried() -> None:

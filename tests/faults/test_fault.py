@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
+from tests.models import checkpoint, inputs, load_candidate
+from tests.planted import FAULTS, Expectation
 from tests.ranks import RankPool
+from tests.trials import trial_of
 from validator.errors import UsageError
-from validator.faults import get, parse, registry
+from validator.faults import parse
 
-ONE_PROCESS = [name for name, fault in registry().items() if fault.ranks == 1]
 SIZES = {
     "vocab_size": 32,
     "hidden_size": 16,
@@ -35,23 +38,19 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, query_pre_attn_scalar=8)).eval()
 
 
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(input_ids=torch.arange(24)[None], use_cache=False).logits
-    return found
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize("name", ONE_PROCESS)
-def test_planting_changes_what_the_model_computes(name: str) -> None:
-    build = gemma2 if name == "attn-no-softcap" else llama
-    model = build()
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.tp == 1], ids=lambda fault: fault.fault)
+def test_planting_changes_what_the_model_computes(fault: Expectation, folder: Path) -> None:
+    trial = trial_of(fault)
+    path, given = checkpoint(trial.setup, folder), inputs(trial.setup)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2 and parameter is not model.model.embed_tokens.weight:
-                parameter.mul_(5)  # the default weights are too small for attention to matter
-    before = logits(model)
-    get(name).plant(model)
-    assert not torch.equal(logits(model), before)
+        healthy = load_candidate(trial.setup, path)(**given).logits
+        spoiled = trial.candidate(path)(**given).logits
+    assert not torch.equal(spoiled, healthy)
 
 
 def test_a_fault_is_planted_in_its_layer_alone() -> None:

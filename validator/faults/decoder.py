@@ -1,7 +1,5 @@
 """The parts of a decoder that faults are planted in, found by structure and not by class."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from validator.errors import UsageError
 
-__all__ = ["Decoder", "bias_of", "local", "wrap"]
+__all__ = ["Decoder", "bias_of", "local"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +64,6 @@ class Decoder:
         for name in names:
             part = getattr(part, name, None)
         return part is not None
-
-
-def wrap(module: Any, replacement: Callable[..., Any]) -> None:
-    """Replace a module's forward by `replacement(old_forward, *args, **kwargs)`, inside of its hooks."""
-    inner = module.forward
-
-    @functools.wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return replacement(inner, *args, **kwargs)
-
-    module.forward = forward
 
 
 def local(parameter: Tensor) -> Tensor:

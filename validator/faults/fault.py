@@ -61,6 +61,7 @@ class Fault:
         needs: parts that the decoder must have, from `model`, `body` or `layer` on.
         lacks: parts that it must not have.
         ranks: how many ranks it takes at least.
+        zoo: ids of the reports, in the collection of real faults, that it recreates.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Fault:
     needs: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     ranks: int = 1
+    zoo: tuple[str, ...] = ()
 
     def plan(self, **parameters: Any) -> "PlannedFault":
         """Choose the parameters; those that are left out have their defaults.

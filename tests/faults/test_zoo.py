@@ -1,0 +1,78 @@
+"""Every report that the collection of real faults puts first is recreated, or left out for a reason."""
+
+import pytest
+
+from tests.planted.left_out import LEFT_OUT
+from validator.faults import registry
+
+RECREATED = {report for fault in registry().values() for report in fault.zoo}
+
+FIRST = (
+    "tp-bias-every-rank",
+    "tp-fused-qkv-interleave",
+    "tp-shared-expert-double-reduce",
+    "tp-replicated-shared-overcount",
+    "tp-ep-under-reduced",
+    "tp-knorm-kv-replica",
+    "tp-ln-grad-unsynced",
+    "tp-rowwise-bias-grad",
+    "tp-mqa-kv-grad",
+    "pp-layer-offset",
+    "cp-thd-rope-packed",
+    "cp-roundrobin-rope",
+    "moe-bias-cancellation",
+    "moe-group-top2-sum",
+    "moe-bias-dtype",
+    "moe-raw-logit-weights",
+    "moe-renorm-missing",
+    "moe-shared-marker-slot",
+    "attn-softcap-dropped",
+    "attn-lse-base2",
+    "attn-eager-overflow",
+    "rope-bf16-tables",
+    "rope-invfreq-bf16",
+    "rope-yarn-mscale-field",
+    "rope-yarn-cos-inflated",
+    "rope-llama3-ignored",
+    "rope-theta-unused",
+    "rope-neox-vs-gptj",
+    "norm-eps-after-rescale",
+    "norm-missing-plus1-cast",
+    "norm-fp16-overflow-vit",
+    "act-gelu-erf",
+    "act-late-clamp-ref-missing",
+    "kv-prefix-hash-drops-token",
+    "kv-prefix-hit-no-blocktable",
+    "kv-swa-roll",
+    "kv-swa-never-evict",
+    "kv-fp8-scale-ignored",
+    "kv-fp8-fnuz-decode",
+    "q-gptq-actorder-tp",
+    "q-nibble-split",
+    "q-scale-transposed",
+    "q-fp8-accum-14bit",
+    "acc-triton-bf16",
+    "acc-bf16-combine",
+    "uninit-empty-expert",
+    "race-async-copy",
+    "logits-untied-ignored",
+    "logits-scale-inverse",
+    "logits-bf16-head",
+    "mm-mrope-multi-image",
+    "mm-mrope-generate",
+    "mm-vit-cuseqlens-order",
+    "mm-vit-window-mask",
+    "mm-patch-order",
+    "mm-resize-antialias",
+    "mem-abandoned-cache",
+)
+"""Ids of those reports."""
+
+
+@pytest.mark.parametrize("report", FIRST)
+def test_a_report_is_recreated_or_left_out_for_a_reason(report: str) -> None:
+    assert (report in RECREATED) != bool(LEFT_OUT.get(report))
+
+
+def test_nothing_is_left_out_that_is_not_in_the_collection() -> None:
+    assert set(LEFT_OUT) <= set(FIRST)

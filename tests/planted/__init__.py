@@ -1,0 +1,66 @@
+"""The faults of the registry, with what must be said of each and the stimulus that shows it."""
+
+from typing import Any
+
+import pytest
+
+from tests.planted import (
+    accumulation,
+    activations,
+    attention,
+    caches,
+    experts,
+    inputs,
+    logits,
+    multimodal,
+    norms,
+    parallel,
+    quantisation,
+    residuals,
+    rotary,
+    routing,
+    weights,
+)
+from tests.planted.expectation import LAYERS, Expectation, GuiltyEdge
+
+__all__ = ["FAULTS", "KINDS", "LAYERS", "Expectation", "GuiltyEdge", "expected"]
+
+KINDS = {
+    kind.__name__.rpartition(".")[2]: kind.FAULTS
+    for kind in (
+        norms,
+        attention,
+        rotary,
+        activations,
+        residuals,
+        weights,
+        quantisation,
+        accumulation,
+        caches,
+        inputs,
+        logits,
+        routing,
+        experts,
+        multimodal,
+        parallel,
+    )
+}
+"""Expectations by kind of fault."""
+
+FAULTS = tuple(fault for faults in KINDS.values() for fault in faults)
+
+
+def expected(*, tp: int) -> list[Any]:
+    """Return the faults of candidates on so many ranks as arguments of a test.
+
+    One that the tool does not name yet as it must is expected to fail, so that the day it does is noticed.
+    """
+    return [
+        pytest.param(
+            fault,
+            id=fault.fault,
+            marks=[pytest.mark.xfail(reason=fault.pending, strict=True)] if fault.pending else [],
+        )
+        for fault in FAULTS
+        if fault.tp == tp
+    ]

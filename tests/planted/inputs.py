@@ -1,0 +1,28 @@
+"""What must be said of the faults of what the model is given."""
+
+from tests.planted.expectation import DENSE, Expectation, GuiltyEdge
+from tests.stimuli import Stimulus
+from validator.checks.findings import Check
+
+# Layers are handed the positions too.
+_POSITIONS = tuple(
+    GuiltyEdge(module="model", into=f"model.{name}")
+    for name in ("rotary_emb", *(f"layers.{i}" for i in range(4)))
+)
+
+__all__ = ["FAULTS"]
+
+FAULTS = (
+    Expectation(
+        # Positions of one sequence can be others' where each sequence has its own.
+        fault="positions-stale",
+        guilty=_POSITIONS,
+        checks=(Check.EXACT,),
+        families=DENSE,
+        stimulus=Stimulus.FAR,
+    ),
+    *(
+        Expectation(fault=fault, guilty=_POSITIONS, checks=(Check.EXACT,), families=DENSE)
+        for fault in ("positions-restart", "positions-contiguous")
+    ),
+)

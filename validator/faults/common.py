@@ -1,0 +1,19 @@
+"""Names of modules, and parameters, that several faults share."""
+
+from validator.faults.fault import Parameter
+
+__all__ = ["ATTENTION", "LAYER", "MLP", "NORM", "PROJECTIONS", "RANK", "factor_parameter"]
+
+NORM, ATTENTION, MLP = (f"*layers.{{layer}}.{name}" for name in ("input_layernorm", "self_attn", "mlp"))
+"""Globs of parts of the decoder layer that a fault is planted in."""
+
+PROJECTIONS = tuple(f"layer.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+"""Parts of a gated MLP, as `Fault.needs` names them."""
+
+LAYER = Parameter(name="layer", kind=int, default=1, what="the index of a decoder layer")
+RANK = Parameter(name="rank", kind=int, default=None, what="the only rank that has the fault")
+
+
+def factor_parameter(default: float) -> Parameter:
+    """Return the parameter of faults that scale something."""
+    return Parameter(name="factor", kind=float, default=default, what="what to multiply by")
