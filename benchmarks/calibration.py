@@ -30,12 +30,12 @@ from tests.models import (
     DENSE,
     KERNELS,
     Setup,
-    Stimulus,
     checkpoint,
     inputs,
     load_candidate,
     load_reference,
 )
+from tests.stimuli import Stimulus
 from validator import api
 from validator.checks import edges, judge
 from validator.checks.edges import EdgeJudge, Policy
@@ -210,7 +210,7 @@ def main() -> int:
         Setup(family=family, dtype=dtype, cand_kernel=kernel, seed=seed, padding=True, stimulus=stimulus)
         for seed, family, dtype in product(range(options.seeds), options.families, options.dtypes)
         for kernel in KERNELS[family]
-        for stimulus in ((Stimulus.PEAKED,) if family == "tiny-dense" else Stimulus)
+        for stimulus in ((Stimulus.PEAKED,) if family == "tiny-dense" else (Stimulus.PEAKED, Stimulus.SMALL))
     ]
     ledger = Ledger()
     with tempfile.TemporaryDirectory(prefix="calibration-") as scratch, ledger.reading():

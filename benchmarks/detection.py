@@ -1,124 +1,205 @@
-"""Detection power: every planted fault on every model, and every healthy port, judged one by one.
+"""Detection power: every planted fault on its models, and healthy ports of every kind, judged one by one.
 
-    python benchmarks/detection.py [--out FOLDER] [--quick] [--seeds N]
+    python benchmarks/detection.py [--out FOLDER] [--seeds N] [--jobs N] [--only TEXT] [--markdown FILE]
 
-Each case is appended to `FOLDER/results.jsonl` when it ends, and a case that is there is not run again:
-interrupt it whenever you like and start it again to go on. Remove the folder to start from nothing, for
-instance after a change of the checks. The same runs are also judged by thresholds on the logits that are
-common elsewhere.
+Each case is appended to `FOLDER/results.jsonl` when it ends, with the version of the code that judged it, and
+a case that this version has judged is not run again: interrupt it whenever you like and start it again to go
+on. Exit code 0 means that every fault was localised exactly and every healthy port was aligned.
 """
 
 import argparse
+import hashlib
 import json
-import statistics
+import os
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # cases run side by side, and their tensors are small
 
-from tests.grid import healthy_grid, pairwise
+import torch
+from joblib import Parallel, delayed
+from rich.console import Console
+
+from benchmarks.rules import broken_rules
+from benchmarks.tables import (
+    ALIGNED,
+    DETECTED,
+    ERROR,
+    EXACT,
+    FALSE_ALARM,
+    INCONCLUSIVE,
+    MISSED,
+    Record,
+    as_markdown,
+    show,
+)
+from tests.grid import fields_of, healthy_grid, pairwise
 from tests.models import KERNELS
-from tests.planted import FAULTS, LAYERS, Expectation
+from tests.planted import KINDS, Expectation
 from tests.ranks import RankPool
 from tests.trials import Trial, judge, logits, trial_of
+from tests.variations import VARIATIONS
 from validator.checks.findings import Verdict
 from validator.report.result import Result
 
-Record = dict[str, Any]
+_FAULTS = {fault.fault: fault for faults in KINDS.values() for fault in faults}
+_KIND = {fault.fault: kind for kind, faults in KINDS.items() for fault in faults}
+_ROOT = Path(__file__).resolve().parents[1]
+_JUDGES = (
+    "validator/**/*.py",
+    "tests/changes.py",
+    "tests/families.py",
+    "tests/models.py",
+    "tests/planted/*.py",
+    "tests/stimuli.py",
+    "tests/trials.py",
+    "tests/variations.py",
+)
+"""The files that decide what a case is and what is said of it."""
 
-# What became of a case. A fault: localised exactly, or found but not as it must be, or missed.
-EXACT, ELSEWHERE, MISSED = "exact", "elsewhere", "missed"
-ALIGNED, FALSE_ALARM, INCONCLUSIVE = "aligned", "false alarm", "inconclusive"
-ERROR = "error"
 
-_FAULTS = {fault.fault: fault for fault in FAULTS}
-
-
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is left, and print the tables."""
-    parser = argparse.ArgumentParser(description="Judge every planted fault and every healthy port.")
-    parser.add_argument("--out", type=Path, default=Path("build/detection"), help="folder of the results")
-    parser.add_argument(
-        "--quick", action="store_true", help="each fault once, and the pairwise healthy ports"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of weights and inputs (default 3)")
-    options = parser.parse_args()
-    trials = plan(seeds=1 if options.quick else options.seeds, is_quick=options.quick)
+    options = _options(arguments)
+    trials = [trial for trial in plan(seeds=options.seeds) if options.only in trial.label]
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "results.jsonl"
-    done = {record["label"]: record for record in read_records(path)}
+    path, version = options.out / "results.jsonl", code_version()
+    stored = {record["label"]: record for record in read_records(path)}
+    done = {
+        label: record
+        for label, record in stored.items()
+        if options.any_version or record["version"] == version
+    }
     left = [trial for trial in trials if trial.label not in done]
     print(f"{len(trials)} cases, {len(trials) - len(left)} of them in {path} already", file=sys.stderr)
+    status = 0
     try:
-        with rank_pools() as pool, tempfile.TemporaryDirectory(prefix="detection-") as scratch:
-            for number, trial in enumerate(left, start=1):
-                record = run_case(trial, Path(scratch), pool)
-                print(f"[{number}/{len(left)}] {progress_line(record)}", file=sys.stderr, flush=True)
-                done[trial.label] = record
-                if record["outcome"] != ERROR:
-                    append_record(path, record)
+        for number, record in enumerate(run_all(left, options.jobs), start=1):
+            print(f"[{number}/{len(left)}] {_progress_line(record)}", file=sys.stderr, flush=True)
+            record["version"] = version
+            done[record["label"]] = record
+            if record["outcome"] != ERROR:
+                append_record(path, record)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         status = 130
-    else:
-        status = 0
     records = [done[trial.label] for trial in trials if trial.label in done]
     show(records, Console())
-    is_good = all(record["outcome"] in (EXACT, ALIGNED) for record in records)
+    if options.markdown is not None:
+        options.markdown.write_text(as_markdown(records), encoding="utf-8")
+    is_good = len(records) == len(trials) and all(r["outcome"] in (EXACT, ALIGNED) for r in records)
     return status or (0 if is_good else 1)
 
 
-def plan(*, seeds: int, is_quick: bool) -> list[Trial]:
-    """Return the cases, faults first."""
-    if is_quick:
-        return [trial_of(fault) for fault in FAULTS] + [Trial(setup=s) for s in pairwise(healthy_grid())]
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Judge every planted fault and healthy ports of every kind.")
+    parser.add_argument("--out", type=Path, default=Path("build/detection"), help="folder of the results")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds of weights and inputs (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="cases side by side (default 2)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the cases with this in their labels")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    parser.add_argument(
+        "--any-version",
+        action="store_true",
+        help="take results of other versions of the code for done; the tables count them",
+    )
+    return parser.parse_args(arguments)
+
+
+def plan(*, seeds: int) -> list[Trial]:
+    """Return the cases: for each fault, family and seed a selection that holds every pair of settings."""
     trials = []
-    for seed, fault in product(range(seeds), FAULTS):
-        for family, dtype in product(fault.families, ("bfloat16", "float16")):
-            for layer, kernel in product(LAYERS if fault.has_layer else LAYERS[:1], KERNELS[family]):
-                trials.append(
-                    trial_of(fault, layer=layer, family=family, dtype=dtype, cand_kernel=kernel, seed=seed)
-                )
-    return trials + [Trial(setup=setup) for seed in range(seeds) for setup in healthy_grid(seed=seed)]
+    for seed in range(seeds):
+        for fault in _FAULTS.values():
+            trials += pairwise(list(_faulty(fault, seed)), values=_settings)
+        for family in KERNELS:
+            trials += [Trial(setup=setup) for setup in pairwise(healthy_grid(family, seed=seed))]
+        for variation in VARIATIONS.values():
+            trials += [
+                Trial(setup=replace(setup, seed=seed), variation=variation.name) for setup in variation.setups
+            ]
+    return trials
+
+
+def _faulty(fault: Expectation, seed: int) -> Iterator[Trial]:
+    layers = fault.layers if fault.has_layer else fault.layers[:1]
+    for family, dtype, layer in product(fault.families, fault.dtypes, layers):
+        for kernel in KERNELS[family]:
+            yield trial_of(fault, layer=layer, family=family, dtype=dtype, cand_kernel=kernel, seed=seed)
+
+
+def _settings(trial: Trial) -> list[tuple[str, Any]]:
+    return [*fields_of(trial.setup), ("layer", trial.layer)]
+
+
+def code_version() -> str:
+    """Return a hash of the code that makes and judges the cases."""
+    digest = hashlib.sha256()
+    for pattern in _JUDGES:
+        for path in sorted(_ROOT.glob(pattern)):
+            digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[Record]:
+    """Yield the records of cases as they end: those of one process side by side, then those on ranks."""
+    alone = [trial for trial in trials if trial.setup.tp == 1]
+    with tempfile.TemporaryDirectory(prefix="detection-") as scratch:
+        folder = Path(scratch)
+        parallel = Parallel(n_jobs=jobs, return_as="generator_unordered")
+        yield from parallel(delayed(_run_alone)(trial, folder / str(os.getpid())) for trial in alone)
+        with rank_pools() as pool:
+            for trial in trials:
+                if trial.setup.tp > 1:
+                    yield run_case(trial, folder, pool)
+
+
+def _run_alone(trial: Trial, folder: Path) -> Record:
+    torch.set_num_threads(1)
+    own = folder / f"worker{os.getpid()}"
+    own.mkdir(parents=True, exist_ok=True)
+    with rank_pools() as pool:
+        return run_case(trial, own, pool)
 
 
 def run_case(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> Record:
     """Judge one case and return its record."""
     start = time.monotonic()
+    record = {"label": trial.label, "family": trial.setup.family, "kind": _kind(trial), "fault": trial.fault}
     try:
         result = judge(trial, folder, pool)
         seconds = time.monotonic() - start
-        thresholds = other_judges(*logits(trial, folder, pool), getattr(torch, trial.setup.dtype))
-    except Exception as error:  # one case's failure must not end a run of hours; it is shown and tried again
-        return _record(trial, ERROR, f"{type(error).__name__}: {error}", time.monotonic() - start)
+        ref, cand, control = logits(trial, folder, pool)
+        rules = broken_rules(ref=ref, cand=cand, control=control, dtype=getattr(torch, trial.setup.dtype))
+    except (
+        Exception
+    ) as error:  # one case's failure must not end a run of an hour; it is shown and tried again
+        why = f"{type(error).__name__}: {error}"
+        return record | {"outcome": ERROR, "why": why, "seconds": round(time.monotonic() - start, 2)}
     outcome, why = outcome_of(trial, result)
     first = result.first_divergence
-    return _record(trial, outcome, why, seconds) | {
-        "first": None if first is None else first.summary,
-        "findings": len(result.findings),
-        "thresholds": thresholds,
-    }
-
-
-def _record(trial: Trial, outcome: str, why: str, seconds: float) -> Record:
-    return {
-        "label": trial.label,
-        "fault": trial.fault,
-        "family": trial.setup.family,
+    return record | {
         "outcome": outcome,
         "why": why,
         "seconds": round(seconds, 2),
+        "verdict": result.verdict.value,
+        "first": None if first is None else first.summary,
+        "findings": len(result.findings),
+        "rules": rules,
     }
+
+
+def _kind(trial: Trial) -> str:
+    if trial.fault is not None:
+        return _KIND[trial.fault]
+    return trial.setup.family if trial.variation is None else "variations"
 
 
 def outcome_of(trial: Trial, result: Result) -> tuple[str, str]:
@@ -129,109 +210,13 @@ def outcome_of(trial: Trial, result: Result) -> tuple[str, str]:
         if result.verdict is not Verdict.ALIGNED:
             return INCONCLUSIVE, "; ".join(result.outcome.why_inconclusive)
         return ALIGNED, ""
-    if result.verdict is not Verdict.DIVERGENT:
+    if result.verdict not in (Verdict.DIVERGENT, Verdict.UNDECLARED_PRECISION):
         return MISSED, f"the verdict is {result.verdict}"
-    fault = _FAULTS[trial.fault]
-    mistake = fault.first_mistake(result.first_divergence, trial.layer)
-    innocent = fault.innocent(result.findings, trial.layer)
-    if mistake or innocent:
-        return ELSEWHERE, mistake or f"also blamed: {innocent[0].summary}"
-    return EXACT, ""
+    mistake = _FAULTS[trial.fault].mistake(result, trial.layer)
+    return (DETECTED, mistake) if mistake else (EXACT, "")
 
 
-def other_judges(ref: Tensor, cand: Tensor, dtype: torch.dtype) -> dict[str, bool]:
-    """Tell which common thresholds would have called these logits different."""
-    x, y = ref.double().flatten(), cand.double().flatten()
-    centred_x, centred_y = x - x.mean(), y - y.mean()
-
-    def cosine(a: Tensor, b: Tensor) -> float:
-        return float(a @ b / (a.norm() * b.norm()))
-
-    try:
-        torch.testing.assert_close(cand.to(dtype), ref.to(dtype))
-        differs = False
-    except AssertionError:
-        differs = True
-    return {
-        "cosine < 0.99": cosine(x, y) < 0.99,
-        "PCC < 0.99": cosine(centred_x, centred_y) < 0.99,
-        "relative L2 > 1e-3": float((y - x).norm() / x.norm()) > 1e-3,
-        "relative L2 > 1e-2": float((y - x).norm() / x.norm()) > 1e-2,
-        "torch.testing": differs,
-    }
-
-
-def show(records: list[Record], console: Console) -> None:
-    """Print what became of faults and healthy ports, and what other judges say of them."""
-    faulty = [record for record in records if record["fault"] is not None]
-    healthy = [record for record in records if record["fault"] is None]
-    if faulty:
-        _show_faults(faulty, console)
-    if healthy:
-        _show_healthy(healthy, console)
-    _show_thresholds(faulty, healthy, console)
-    for record in records:
-        if record["outcome"] not in (EXACT, ALIGNED):
-            console.print(
-                f"{record['outcome']}: {record['label']}: {record['why']}", markup=False, soft_wrap=True
-            )
-
-
-def _show_faults(faulty: list[Record], console: Console) -> None:
-    table = Table(title="Planted faults")
-    table.add_column("fault", overflow="fold")
-    for column in ("cases", EXACT, ELSEWHERE, MISSED, ERROR, "s a case"):
-        table.add_column(column, justify="right")
-    names: list[Expectation | None] = [*FAULTS, None]
-    for fault in names:
-        rows = [record for record in faulty if fault is None or record["fault"] == fault.fault]
-        if rows:
-            counts = Counter(record["outcome"] for record in rows)
-            cells = [str(counts[outcome]) for outcome in (EXACT, ELSEWHERE, MISSED, ERROR)]
-            name = "all" if fault is None else fault.fault
-            table.add_row(name, str(len(rows)), *cells, _seconds(rows), end_section=fault is FAULTS[-1])
-    console.print(table)
-
-
-def _show_healthy(healthy: list[Record], console: Console) -> None:
-    table = Table("family", title="Healthy ports")
-    for column in ("cases", ALIGNED, FALSE_ALARM, INCONCLUSIVE, ERROR, "s a case"):
-        table.add_column(column, justify="right")
-    for family in [*KERNELS, "all"]:
-        rows = [record for record in healthy if family in (record["family"], "all")]
-        if rows:
-            counts = Counter(record["outcome"] for record in rows)
-            cells = [str(counts[outcome]) for outcome in (ALIGNED, FALSE_ALARM, INCONCLUSIVE, ERROR)]
-            table.add_row(family, str(len(rows)), *cells, _seconds(rows))
-    console.print(table)
-
-
-def _show_thresholds(faulty: list[Record], healthy: list[Record], console: Console) -> None:
-    judged = [record for record in (*faulty, *healthy) if "thresholds" in record]
-    if not judged:
-        return
-    table = Table("judged by", "faults seen", "healthy ports called different", title="The same runs")
-    for name in ("validator", *judged[0]["thresholds"]):
-        cells = []
-        for rows in (faulty, healthy):
-            known = [record for record in rows if "thresholds" in record]
-            seen = sum(
-                record["outcome"] in (EXACT, ELSEWHERE, FALSE_ALARM)
-                if name == "validator"
-                else record["thresholds"][name]
-                for record in known
-            )
-            cells.append(f"{seen} of {len(known)}")
-        table.add_row(name, *cells)
-    console.print(table)
-
-
-def _seconds(records: Iterable[Record]) -> str:
-    return f"{statistics.median(record['seconds'] for record in records):.1f}"
-
-
-def progress_line(record: Record) -> str:
-    """Return what a reader wants to see of a case that has just ended."""
+def _progress_line(record: Record) -> str:
     why = f": {record['why']}" if record["why"] else ""
     return f"{record['outcome']} {record['label']} {record['seconds']:.1f} s{why}"
 
@@ -259,14 +244,17 @@ def append_record(path: Path, record: Record) -> None:
 @contextmanager
 def rank_pools() -> Iterator[Callable[[int], RankPool]]:
     """Give the pool of each world size, and end them all."""
-    pools: dict[int, RankPool] = {}
-    try:
-        yield lambda world_size: pools.setdefault(world_size, RankPool(world_size))
-    finally:
-        for pool in pools.values():
-            pool.close()
+    with ExitStack() as stack:
+        pools: dict[int, RankPool] = {}
+
+        def pool(world_size: int) -> RankPool:
+            if world_size not in pools:
+                pools[world_size] = RankPool(world_size)
+                stack.callback(pools[world_size].close)
+            return pools[world_size]
+
+        yield pool
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     sys.exit(main())
