@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.small_port import write_port
 from validator import cli
+from validator.numerics.recipes import RECIPES
 from validator.report.json_report import schema
 
 NO_REFERENCE = "del reference\n"
@@ -235,7 +236,7 @@ def test_what_says_how_to_run_the_candidate_is_refused_where_it_ran_already(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--recipe", "fusd"], "--recipe 'fusd' is not known; there are fused, eager"),
+        (["--recipe", "fusd"], f"--recipe 'fusd' is not known; there are {', '.join(RECIPES)}"),
         (["--dtype", "bf16"], "--dtype 'bf16' is no floating format of torch; try bfloat16,"),
         (["--dtype", "float16"], "takes no argument 'dtype'. Write `def candidate(dtype=...)`"),
         (["--include", "layers.*"], "'layers.*' matches no module of this model"),

@@ -23,7 +23,8 @@ from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import RankCapture, TensorRef
 from validator.capturing.session import capture_run
 from validator.checks.findings import Verdict
-from validator.comparison import NO_NOISE, Comparison, Pair, compare_captures
+from validator.comparing.comparison import NO_NOISE, compare_captures
+from validator.comparing.records import Comparison, Pair
 from validator.errors import CaptureError, MismatchError
 from validator.numerics.metrics import measure
 from validator.report.json_report import schema

@@ -170,7 +170,7 @@ def net() -> Net:
 
 @pytest.mark.parametrize(
     ("emulation", "verdict"),
-    [(Emulation(), Verdict.ALIGNED), (TF32, Verdict.DIVERGENT)],
+    [(Emulation(), Verdict.ALIGNED), (TF32, Verdict.UNDECLARED_PRECISION)],
     ids=["float32", "tf32"],
 )
 def test_a_check_flags_tf32_at_the_matrix_product_and_not_float32(

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.ranks import RankPool
 from validator.errors import CaptureError, TargetError, UsageError
-from validator.numerics.recipes import EAGER, FUSED, Recipe
+from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 from validator.target import Target, inputs_checksum, load_target
 
 PORT = """
@@ -255,7 +255,10 @@ def test_a_candidate_is_needed_only_when_it_is_asked_for(write: Write) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("recipe = 'fast'", "recipe in {} is 'fast'; it must be 'fused', 'eager' or a validator.Recipe"),
+        (
+            "recipe = 'fast'",
+            f"recipe in {{}} is 'fast'; it must be {', '.join(map(repr, RECIPES))} or a validator.Recipe",
+        ),
         ("layout = ['a']", "layout in {} is ['a']; it must be a dict from module patterns to strings"),
         ("names = {'a': 1}", "names in {} is {{'a': 1}}; it must be a dict from module patterns to strings"),
         ("inputs = {'x': 1}", "inputs in {} is a dict, not a function; write `def inputs(...)`"),

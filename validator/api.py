@@ -16,7 +16,8 @@ from validator.capturing.records import RankCapture, TensorRef
 from validator.capturing.session import capture, capture_run
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
-from validator.comparison import compare_captures
+from validator.checks.propagation import FEWEST_RUNS
+from validator.comparing.comparison import compare_captures
 from validator.errors import CaptureError, MismatchError, UsageError
 from validator.faults import parse
 from validator.numerics.recipes import RECIPES, Recipe
@@ -54,7 +55,8 @@ def check_target(
         device: passed to `candidate`.
         dtype: passed to `candidate`.
         tp: passed to `candidate`.
-        recipe: `"fused"` or `"eager"`; default the target's own, else both are allowed.
+        recipe: name of a recipe of `validator.numerics.recipes`; default the target's own, else `fused` and
+            `eager` are allowed.
         include: globs of the candidate's modules to look at.
         exclude: globs of the candidate's modules to leave out.
         capture: a stored capture of the candidate to judge in place of running it.
@@ -136,6 +138,9 @@ def capture_target(
     overwrite: bool = False,
     proof: bool = True,
     timeout_s: float | None = None,
+    recipe: str | None = None,
+    noise: int | None = None,
+    plant: str | None = None,
 ) -> Path:
     """Run one side of a target, capture it, and return where.
 
@@ -145,22 +150,35 @@ def capture_target(
         output: a folder, or a name that ends in `.h5` for a run of one rank.
         nproc: as for `check_target`, like the next six.
         device: of the candidate.
-        dtype: of the candidate.
+        dtype: of the candidate; with `noise`, which the reference's noise is that of.
         tp: of the candidate.
         include: globs.
         exclude: globs.
         timeout_s: seconds that the run may take.
         overwrite: replace a capture of that name once the new one is complete.
         proof: run without hooks too, and compare.
+        recipe: what the device may round, a name as of `check`; default the target's own, else both are
+            allowed. Recorded; with `noise`, what the noise is of.
+        noise: store with the reference what rounding carries to each tensor of a candidate, measured by so
+            many stochastic runs (8 to 16), so that `compare` can judge.
+        plant: a fault to plant first, as `validator.faults.parse` reads it.
 
     Raises:
         ValidatorError: the side can't be run or captured.
     """
-    if side == "reference" and (nproc, device, dtype, tp) != (1, None, None, None):
+    if side == "reference" and (nproc, device, tp) != (1, None, None):
         raise UsageError(
-            "the reference runs as it is, in one process: leave out --nproc, --device, --dtype and --tp, "
+            "the reference runs as it is, in one process: leave out --nproc, --device and --tp, "
             f"or capture {source}:candidate"
         )
+    if side == "reference" and dtype is not None and noise is None:
+        raise UsageError(
+            f"the reference runs as it is: leave out --dtype, or capture {source}:candidate. With --noise it "
+            "says which candidate's noise to measure"
+        )
+    if noise is not None:
+        _check_noise(source, side, noise)
+    declared = _recipe(recipe)
     run = SideRun(
         source=source,
         side=side,
@@ -173,11 +191,13 @@ def capture_target(
         exclude=exclude,
         overwrite=overwrite,
         proof=proof,
+        noise=noise,
         timeout_s=timeout_s,
+        plant=plant,
     )
     target = run.load()
-    recipe = None if target.recipe is None else target.recipe.name
-    capture_side(replace(run, recipe=recipe), target)
+    declared = declared or target.recipe
+    capture_side(replace(run, recipe=None if declared is None else declared.name), target)
     return output
 
 
@@ -342,6 +362,18 @@ def _recorded_inputs(cand: Capture) -> list[dict[str, Any]]:
         {path: value.read() if isinstance(value, TensorRef) else value for path, value in call.inputs.items()}
         for call in calls
     ]
+
+
+def _check_noise(source: str, side: str, noise: int) -> None:
+    if side != "reference":
+        raise UsageError(
+            f"--noise {noise} belongs to the reference, which a candidate is compared with: "
+            f"write {source}:reference"
+        )
+    if noise < FEWEST_RUNS:
+        raise UsageError(
+            f"--noise {noise} is too few stochastic runs to judge by: give {FEWEST_RUNS} or more, such as 12"
+        )
 
 
 def _recipe(name: str | None) -> Recipe | None:

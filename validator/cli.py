@@ -55,6 +55,20 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="No modules of these names; may be repeated."),
 ]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", metavar="R", help="What the device may round: fused, eager, tf32, bf16-partials, ..."
+    ),
+]
+Plant = Annotated[
+    str | None,
+    typer.Option(
+        "--plant",
+        metavar="FAULT",
+        help="Plant a fault in the candidate first, such as attn-scale:layer=3; see `validator faults`.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", min=1, metavar="SECONDS", help="Give up on a run that takes longer."),
@@ -95,9 +109,7 @@ def check(
     device: Device = None,
     dtype: Dtype = None,
     tp: TensorParallel = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="R", help="What the device may round: fused or eager.")
-    ] = None,
+    recipe: RecipeName = None,
     include: Include = None,
     exclude: Exclude = None,
     capture: Annotated[
@@ -111,14 +123,7 @@ def check(
         Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the candidate's capture here.")
     ] = None,
     timeout: Timeout = None,
-    plant: Annotated[
-        str | None,
-        typer.Option(
-            "--plant",
-            metavar="FAULT",
-            help="Plant a fault in the candidate first, such as attn-scale:layer=3; see `validator faults`.",
-        ),
-    ] = None,
+    plant: Plant = None,
 ) -> None:
     """Judge every edge of the candidate against the float64 oracle.
 
@@ -173,6 +178,17 @@ def capture(
         bool, typer.Option("--no-proof", help="Don't run again to prove that looking changed nothing.")
     ] = False,
     timeout: Timeout = None,
+    recipe: RecipeName = None,
+    noise: Annotated[
+        int | None,
+        typer.Option(
+            "--noise",
+            metavar="K",
+            help="With the reference: store what rounding carries to each tensor of a candidate of --dtype, "
+            "measured by K stochastic runs (8 to 16), so that compare can judge.",
+        ),
+    ] = None,
+    plant: Plant = None,
 ) -> None:
     """Run one side of a target and store it."""
     with _one_message():
@@ -193,6 +209,9 @@ def capture(
                 overwrite=overwrite,
                 proof=not no_proof,
                 timeout_s=timeout,
+                recipe=recipe,
+                noise=noise,
+                plant=plant,
             )
     write_stdout(f"{path}\n")
 

@@ -1,18 +1,22 @@
 """Run one side of a target and capture it, here or on ranks of this machine."""
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from validator.capturing.noise import NoiseSource
 from validator.capturing.session import capture_run
 from validator.capturing.values import rebuild
+from validator.checks.propagation import Propagation
 from validator.errors import UsageError
 from validator.faults import parse
 from validator.launch import launch
-from validator.target import Target, load_target
+from validator.numerics.recipes import EAGER, RECIPES, Recipe
+from validator.target import Target, floating_dtype, load_target
 
 __all__ = ["SideRun", "capture_side", "copied", "feed"]
 
@@ -31,6 +35,7 @@ class SideRun:
         overwrite: replace a capture of that name.
         proof: run without hooks too, and compare.
         recipe: name of the declared recipe.
+        noise: stochastic runs of a candidate of `dtype` to measure the reference's noise with, or None.
         timeout_s: seconds that the run may take, or None for no limit.
         plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
     """
@@ -47,6 +52,7 @@ class SideRun:
     overwrite: bool = False
     proof: bool = True
     recipe: str | None = None
+    noise: int | None = None
     timeout_s: float | None = None
     plant: str | None = None
 
@@ -117,9 +123,36 @@ def _capture(run: SideRun, target: Target, model: nn.Module | None) -> None:
         model,
         run.output,
         proof=run.proof,
+        noise=None if run.noise is None else _noise_source(run, run.noise, target, model, inputs),
         include=run.include or None,
         exclude=run.exclude or None,
         overwrite=run.overwrite,
         recipe=run.recipe,
         inputs=inputs,
     )
+
+
+def _noise_source(
+    run: SideRun, runs: int, target: Target, model: nn.Module, inputs: dict[str, Any]
+) -> NoiseSource:
+    dtype = None if run.dtype is None else floating_dtype(run.dtype)
+
+    def source(keeps: Callable[[str, int], bool], folder: Path) -> Propagation:
+        return Propagation(
+            model=model,
+            run=lambda: feed(target, inputs, model, run.side),
+            recipe=_allowed(run, target),
+            dtype=dtype,
+            runs=runs,
+            keeps=keeps,
+            folder=folder,
+        )
+
+    return source
+
+
+def _allowed(run: SideRun, target: Target) -> Recipe:
+    """Return what a candidate may round: the loosest recipe that is allowed where none is declared."""
+    if run.recipe in RECIPES:
+        return RECIPES[run.recipe]
+    return target.recipe or EAGER

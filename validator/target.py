@@ -23,7 +23,7 @@ from validator.errors import TargetError, UsageError, ValidatorError
 from validator.numerics.recipes import RECIPES, Recipe
 from validator.target_file import check_path, describe, importable, run_file
 
-__all__ = ["Target", "inputs_checksum", "load_target"]
+__all__ = ["Target", "floating_dtype", "inputs_checksum", "load_target"]
 
 _FUNCTIONS = ("reference", "candidate", "inputs", "run")
 
@@ -45,7 +45,7 @@ def load_target(
         UsageError: an option that `candidate` doesn't take, or a `dtype` that torch doesn't know.
     """
     path = Path(source)
-    options = {"dtype": _dtype(dtype), "device": device, "tp": tp}
+    options = {"dtype": None if dtype is None else floating_dtype(dtype), "device": device, "tp": tp}
     options = {name: value for name, value in options.items() if value is not None}
     if is_checkpoint(path):
         return Target(source=str(source), functions=checkpoint_functions(path), options=options)
@@ -64,6 +64,20 @@ def load_target(
     )
     target.require("reference", "inputs")
     return target
+
+
+def floating_dtype(name: str) -> torch.dtype:
+    """Return the dtype that `--dtype` names.
+
+    Raises:
+        UsageError: torch has no floating format of this name.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(
+            f"--dtype {name!r} is no floating format of torch; try bfloat16, float16, float32 or float64"
+        )
+    return dtype
 
 
 def inputs_checksum(inputs: Mapping[str, Any]) -> str:
@@ -209,17 +223,6 @@ class Target:
                     f"--{name} {given} can't be passed on: candidate() of {self.source} takes "
                     f"no argument {name!r}. Write `def candidate({name}=...)`, or leave --{name} out"
                 )
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    if name is None:
-        return None
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise UsageError(
-            f"--dtype {name!r} is no floating format of torch; try bfloat16, float16, float32 or float64"
-        )
-    return dtype
 
 
 def _recipe(source: str | Path, value: Any) -> Recipe | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tests.align.build import Recorder
 from validator.align.builder import build_trace
 from validator.align.traces import Edge, LogicalTensor, Trace, View
+from validator.capturing.naming import NameDealer, Scope
 from validator.capturing.records import RankCapture
 from validator.capturing.values import flatten, flatten_arguments
 from validator.checks.engine import policy_of, real_positions, run_checks
@@ -77,16 +78,18 @@ def copied(given: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[s
 @contextmanager
 def recorded(recorder: Recorder, model: nn.Module) -> Iterator[None]:
     """Record the calls of a model's modules."""
-    saved = {name: module.__dict__.get("forward") for name, module in model.named_modules()}
-    for name, module in model.named_modules():
-        module.forward = _recording(recorder, name, module, module.forward)  # type: ignore[method-assign]
+    dealer, scopes = NameDealer(model), [Scope()]
+    modules = list(model.modules())
+    saved = [module.__dict__.get("forward") for module in modules]
+    for module in modules:
+        module.forward = _recording(recorder, dealer, scopes, module, module.forward)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for name, module in model.named_modules():
+        for module, forward in zip(modules, saved, strict=True):
             del module.__dict__["forward"]
-            if saved[name] is not None:
-                module.forward = saved[name]  # type: ignore[method-assign]
+            if forward is not None:
+                module.forward = forward  # type: ignore[method-assign]
 
 
 def edge(
@@ -100,18 +103,25 @@ def edge(
 
 
 def _recording(
-    recorder: Recorder, name: str, module: nn.Module, original: Callable[..., Any]
+    recorder: Recorder,
+    dealer: NameDealer,
+    scopes: list[Scope],
+    module: nn.Module,
+    original: Callable[..., Any],
 ) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
+        name = dealer.name(module, scopes[-1])
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         given = {
             path: value
             for path, value in flatten_arguments(module, args, kwargs).items()
             if _is_stored(value)
         }
+        scopes.append(Scope(name))
         with recorder.call(name, given, kind) as outputs:
             made = original(*args, **kwargs)
             outputs.update({path: value for path, value in flatten(made).items() if _is_stored(value)})
+        scopes.pop()
         return made
 
     return forward

@@ -373,6 +373,23 @@ def test_a_recipe_that_reduces_in_float32_is_stricter() -> None:
     assert ("function", "down", None) in kinds(outcome.findings)
 
 
+def test_a_sum_over_ranks_in_bf16_is_named_where_the_recipe_forbids_it() -> None:
+    x, reference = hidden(16, 64), Mlp(bias=False)
+    trace = build_trace(cand=sharded(reference, x, world=8), ref=captured(reference, {"x": x.float()}))
+
+    def outcome(recipe: Recipe | None) -> Outcome:
+        return run_checks(
+            reference=reference, trace=trace, run=feed({"x": x}), policy=policy_of(recipe)
+        )
+
+    found = outcome(Recipe(name="float32 sums", reduce="float32")).findings
+    assert [(f.module, f.into, f.verdict, f.recipe, f.op) for f in found] == [
+        ("down", None, Verdict.UNDECLARED_PRECISION, "bf16-reduce", "all_reduce")
+    ]
+    assert outcome(RECIPES["bf16-reduce"]).findings == ()
+    assert outcome(None).findings == ()
+
+
 def test_a_missing_region_of_a_partial_is_left_to_the_function_check() -> None:
     x, reference = hidden(), Mlp()
     captures = sharded(reference, x)
@@ -393,7 +410,7 @@ def judge_of(trace: Trace, policy: Policy) -> EdgeJudge:
 def test_every_edge_has_one_judgement_whatever_it_says() -> None:
     reference, inputs = Gate(), {"x": hidden()}
     trace = traced(reference, gate(WrongGate), inputs)
-    judge = judge_of(trace, Policy(allowed=tuple(RECIPES.values())))
+    judge = judge_of(trace, policy_of(None))
     walk(
         reference=reference,
         trace=trace,
@@ -410,7 +427,7 @@ def test_every_edge_has_one_judgement_whatever_it_says() -> None:
 def test_an_edge_that_can_not_show_a_small_factor_is_unobservable_with_the_reason() -> None:
     reference, inputs = Gate(), {"x": hidden(1, 4)}
     trace = traced(reference, gate(Gate), inputs)
-    judge = judge_of(trace, Policy(allowed=tuple(RECIPES.values())))
+    judge = judge_of(trace, policy_of(None))
     walk(
         reference=reference,
         trace=trace,
@@ -419,6 +436,9 @@ def test_an_edge_that_can_not_show_a_small_factor_is_unobservable_with_the_reaso
         judge=judge.judge,
         skip=judge.skip,
     )
-    assert [(u.module, u.why) for u in judge.unobservable] == [
-        ("", "too few independent elements for the gain test")
-    ]
+    on_edge = [u for u in judge.unobservable if u.what == "factor 1.01 on its output"]
+    assert [(u.module, u.propose) for u in on_edge] == [("", "16 tokens or more")]
+    assert "too few are independent for the gain test" in on_edge[0].why
+    (output,) = [j for j in judge.judgements if j.smallest_gain is not None]
+    assert output.smallest_gain == on_edge[0].smallest
+    assert output.note == "too few independent elements for the gain test"

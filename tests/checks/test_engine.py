@@ -15,22 +15,45 @@ from validator.align.traces import Trace, View
 from validator.capturing.records import RankCapture
 from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
 from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Verdict
-from validator.numerics.recipes import EAGER, FUSED, Recipe
+from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 
 WIDTH = 32
 
 
-def test_nothing_declared_allows_all_known_recipes() -> None:
+def test_nothing_declared_allows_fused_and_eager_and_tries_looser_ones_strictest_first() -> None:
     policy = policy_of(None)
     assert policy.allowed == (FUSED, EAGER)
-    assert policy.others == ()
+    known = [name for name in RECIPES if not name.endswith("-reduce")]
+    assert [recipe.name for recipe in policy.others] == known[2:]
+    assert all(recipe == RECIPES[recipe.name] for recipe in policy.others)
 
 
-def test_a_declared_recipe_allows_itself_and_fused() -> None:
-    assert (policy_of(FUSED).allowed, policy_of(FUSED).others) == ((FUSED,), (EAGER,))
-    assert (policy_of(EAGER).allowed, policy_of(EAGER).others) == ((FUSED, EAGER), ())
-    mine = Recipe(name="mine", inner="bfloat16")
-    assert (policy_of(mine).allowed, policy_of(mine).others) == ((FUSED, mine), (EAGER,))
+def test_a_declared_recipe_allows_itself_and_what_is_stricter() -> None:
+    assert policy_of(FUSED).allowed == (FUSED,)
+    assert policy_of(FUSED).others[0] == EAGER
+    assert policy_of(EAGER) == policy_of(None)
+    tf32 = RECIPES["tf32"]
+    assert policy_of(tf32).allowed == (FUSED, EAGER, tf32)
+    narrow = next(r for r in policy_of(tf32).others if r.name == "bf16-partials")
+    assert narrow == replace(RECIPES["bf16-partials"], tf32=True)
+
+
+def test_what_is_declared_of_ranks_and_blocks_holds_for_the_stricter_recipes_as_well() -> None:
+    mine = Recipe(name="mine", inner="storage", reduce="float32", block=64)
+    fused, declared = policy_of(mine).allowed
+    assert fused == Recipe(name="fused", reduce="float32", block=64)
+    assert declared == mine
+    loosened = {recipe.name: recipe for recipe in policy_of(mine).others}
+    assert next(iter(loosened)) == "bf16-reduce"
+    assert loosened["bf16-reduce"] == replace(mine, name="bf16-reduce", reduce="bfloat16")
+    assert loosened["tf32"].block == 64
+
+
+def test_a_recipe_that_promises_more_than_float32_is_tried_against_fused_first() -> None:
+    mine = Recipe(name="mine", accumulate="float64")
+    policy = policy_of(mine)
+    assert policy.allowed == (mine,)
+    assert policy.others[:2] == (FUSED, EAGER)
 
 
 def finding(verdict: Verdict, order: int = 0) -> Finding:

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from validator.checks.arithmetic import Arithmetic, Rounding
+from validator.checks.arithmetic import Arithmetic
 from validator.checks.attention import attention
-from validator.checks.operator_noise import operator_sigma
+from validator.checks.how import How
+from validator.checks.operator_noise import operator_noise
 from validator.checks.operators import KERNELS, is_exact, operator_name
+from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import FORMATS
+from validator.numerics.recipes import EAGER, FUSED
 from validator.numerics.ulp import ulp
 
 aten = torch.ops.aten
@@ -141,7 +144,7 @@ REGIMES = {
 
 
 def errors_in_sigma(code: Code, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |float32 - float64| beyond the last rounding's half ulp, and the whole error, both in sigma."""
+    """Return |float32 - float64| beyond half an ulp and the bound, and the whole error, both in sigma."""
     arithmetic = Arithmetic(Rounding.none())
     shadows = arithmetic.shadow(x), arithmetic.shadow(w)
     with arithmetic:
@@ -152,7 +155,8 @@ def errors_in_sigma(code: Code, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     half = ulp(oracle.data64, F32) / 2
     sigma = torch.zeros_like(half) if oracle.sigma64 is None else oracle.sigma64
     total = torch.hypot(sigma, half / math.sqrt(3))
-    return (error - half).clamp_min(0) / sigma.clamp_min(2.0**-300), error / total
+    bound = torch.zeros_like(half) if oracle.bound64 is None else oracle.bound64
+    return (error - half - bound).clamp_min(0) / sigma.clamp_min(2.0**-300), error / total
 
 
 @pytest.mark.parametrize("regime", REGIMES)
@@ -184,12 +188,18 @@ def test_sigma_is_not_so_wide_that_it_hides_a_narrower_format(name: str) -> None
     assert bool((error > allowed).any())
 
 
+def sigma_of(name: str, args: tuple[Any, ...], result: Any) -> Tensor:
+    noise = operator_noise(name, args, {}, result, How())
+    assert noise is not None
+    assert isinstance(noise.sigma, Tensor)
+    return noise.sigma
+
+
 def test_a_matmuls_sigma_is_of_its_terms_not_of_its_result() -> None:
     """Terms that cancel leave the noise of their sum."""
     x = torch.tensor([[1e4, -1e4, 1.0]], dtype=torch.float64)
     w = torch.ones(3, 1, dtype=torch.float64)
-    sigma = operator_sigma("mm", (x, w), {}, x @ w)
-    assert sigma is not None
+    sigma = sigma_of("mm", (x, w), x @ w)
     assert 0.1 * 2.0**-24 * 1e4 < float(sigma) < 10 * 2.0**-24 * 1e4
 
 
@@ -198,32 +208,28 @@ def test_layer_norms_sigma_does_not_grow_with_its_bias() -> None:
     x = torch.randn(8, 64, generator=generator, dtype=torch.float64)
 
     def sigma(bias: float) -> Tensor:
-        result = torch.native_layer_norm(x, (64,), None, torch.full((64,), bias, dtype=torch.float64), 1e-5)
-        found = operator_sigma("native_layer_norm", (x, (64,), None), {}, result)
-        assert found is not None
-        return found
+        args = (x, (64,), None, torch.full((64,), bias, dtype=torch.float64), 1e-5)
+        return sigma_of("native_layer_norm", args, torch.native_layer_norm(*args))
 
     assert bool((sigma(10.0) <= 3.0 * 10.0 * 2.0**-24).all())
 
 
 def test_an_operator_without_a_row_is_taken_as_correctly_rounded() -> None:
     x = torch.ones(2, dtype=torch.float64)
-    assert operator_sigma("add", (x, x), {}, x + x) is None
+    assert operator_noise("add", (x, x), {}, x + x, How()) is None
 
 
 @pytest.mark.parametrize("dims", [(), ([0],), ([-1],), ([0, 1],), (None,), ([1], True)])
 def test_a_sum_has_sigma_in_its_results_shape(dims: tuple[Any, ...]) -> None:
     x = torch.ones(4, 6, dtype=torch.float64)
     result = torch.ops.aten.sum.dim_IntList(x, *dims) if dims else x.sum()
-    sigma = operator_sigma("sum", (x, *dims), {}, result)
-    assert sigma is not None
+    sigma = sigma_of("sum", (x, *dims), result)
     assert sigma.shape == result.shape
 
 
 def test_a_sum_of_one_term_has_no_noise_to_speak_of() -> None:
     x = torch.full((4, 1), 3.0, dtype=torch.float64)
-    sigma = operator_sigma("sum", (x, [1]), {}, x.sum(1))
-    assert sigma is not None
+    sigma = sigma_of("sum", (x, [1]), x.sum(1))
     assert bool((sigma < ulp(x.sum(1), F32)).all())
 
 
@@ -253,13 +259,13 @@ def attention_inputs(keys: int = 96, spread: float = 1.0) -> tuple[Tensor, Tenso
 def test_attentions_sigma_covers_the_float32_kernel(is_causal: bool, spread: float) -> None:
     q, k, v = attention_inputs(spread=spread)
     wide = [x.double() for x in (q, k, v)]
-    made = attention(*wide, is_causal=is_causal, storage=F32, with_sigma=True)
-    assert made.sigma is not None
-    assert made.bound is None
+    made = attention(*wide, is_causal=is_causal, storage=F32, recipe=FUSED, with_noise=True)
+    assert made.noise is not None
+    assert not made.bound.any()
     error = (
         functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal).double() - made.output
     ).abs()
-    beyond = (error - ulp(made.output, F32) / 2).clamp_min(0) / made.sigma
+    beyond = (error - ulp(made.output, F32) / 2).clamp_min(0) / made.noise.sigma
     assert float(beyond.max()) < normal_lambda(error.numel())
 
 
@@ -267,36 +273,44 @@ def test_attentions_sigma_covers_the_float32_kernel(is_causal: bool, spread: flo
 def test_attention_covers_probabilities_kept_in_16_bits(spread: float) -> None:
     q, k, v = (x.to(torch.bfloat16) for x in attention_inputs(spread=spread))
     wide = [x.double() for x in (q, k, v)]
-    made = attention(*wide, storage=BF16, with_sigma=True)
-    assert made.sigma is not None
+    made = attention(*wide, storage=BF16, recipe=FUSED, with_noise=True)
+    assert made.noise is not None
     assert made.bound is not None
     scores = (q.float() @ k.float().mT) / math.sqrt(32)
     narrow = (
         (functional.softmax(scores, -1).to(torch.bfloat16).double() @ v.double()).to(torch.bfloat16).double()
     )
-    allowed = ulp(made.output, BF16) / 2 + made.bound + normal_lambda(made.output.numel()) * made.sigma
+    allowed = ulp(made.output, BF16) / 2 + made.bound + normal_lambda(made.output.numel()) * made.noise.sigma
     assert bool(((narrow - made.output).abs() <= allowed).all())
     # Scores in bfloat16 are another recipe's.
     rounded = functional.softmax(scores.to(torch.bfloat16).float(), -1).double() @ v.double()
     if spread == 4.0:
         assert bool(((rounded - made.output).abs() > allowed).any())
-        loose = attention(*wide, storage=BF16, with_sigma=True, rounded_scores=True)
-        assert loose.sigma is not None
-        assert bool((loose.sigma >= made.sigma).all())
+        loose = attention(*wide, storage=BF16, recipe=EAGER, with_noise=True)
+        assert loose.noise is not None
+        assert bool((loose.noise.sigma >= made.noise.sigma).all())
 
 
 def test_attention_with_one_key_is_exact_but_for_float32() -> None:
     q, k, v = (x.double() for x in attention_inputs(keys=1))
-    made = attention(q, k, v, storage=F32, with_sigma=True)
+    made = attention(q, k, v, storage=F32, recipe=FUSED, with_noise=True)
     assert torch.equal(made.output, v)
-    assert made.sigma is not None
-    assert bool((made.sigma <= v.abs() * 2.0**-24 + 2.0**-149).all())
+    assert made.noise is not None
+    assert bool((made.noise.sigma <= v.abs() * 2.0**-24 + 2.0**-149).all())
 
 
-def test_without_sigma_probabilities_round_to_the_kernels_format() -> None:
+def test_a_single_key_leaves_its_probability_nothing_to_round() -> None:
+    q, k, v = (x.double() for x in attention_inputs(keys=4))
+    made = attention(q, k, v, is_causal=True, storage=BF16, recipe=FUSED, with_noise=True)
+    assert made.bound is not None
+    assert not made.bound[..., 0, :].any()
+    assert bool((made.bound[..., 1:, :] > 0).all())
+
+
+def test_without_noise_probabilities_round_to_the_kernels_format() -> None:
     q, k, v = (x.double() for x in attention_inputs())
-    oracle = attention(q, k, v).output
-    control = attention(q, k, v, storage=BF16).output
+    oracle = attention(q, k, v, storage=BF16).output
+    control = attention(q, k, v, storage=BF16, recipe=FUSED).output
     assert torch.allclose(oracle, torch.softmax(q @ k.mT / math.sqrt(32), -1) @ v, rtol=1e-13)
     difference = (control - oracle).abs().max()
     assert 2.0**-14 < float(difference) < 2.0**-6

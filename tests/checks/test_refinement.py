@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
-from validator.checks.arithmetic import Constant
 from validator.checks.edges import EdgeJudge
 from validator.checks.engine import policy_of
 from validator.checks.findings import Verdict
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code, CodeEdge, Key, Spread
+from validator.checks.roundings import Constant
 from validator.numerics.recipes import FUSED, Recipe
 
 EXACT = torch.ones(16, 32, dtype=torch.float64)

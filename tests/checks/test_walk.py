@@ -156,8 +156,8 @@ def test_a_module_called_several_times_is_judged_call_by_call() -> None:
     codes = walked(Shared(), narrow(Shared()), {"x": hidden().bfloat16()})
     assert [(code.call.module, code.call.n) for code in codes][:4] == [
         ("first", 0),
+        ("again", 0),
         ("first", 1),
-        ("first", 2),
         ("", 0),
     ]
     outcome = check(Shared(), narrow(Shared(third=1.1)), {"x": hidden().bfloat16()})

@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from validator.checks.findings import Evidence, Outcome, Signature
+from validator.checks.findings import Check, Evidence, Outcome, Signature
 from validator.errors import IncompleteCaptureError, TargetError, UsageError
 from validator.report.json_report import error_json, schema, to_json
 
@@ -63,6 +63,34 @@ def test_checks_are_counted_and_what_was_left_out_is_listed(inconclusive: Outcom
     assert len(checked["unchecked"]) == 5
 
 
+def test_what_could_not_show_is_listed_with_what_would(aligned: Outcome) -> None:
+    endless = replace(aligned.unobservable[0], smallest=float("inf"))
+    document = to_json(replace(aligned, unobservable=(*aligned.unobservable, endless)))
+    validate(document)
+    first, *_, bias, last = document["checked"]["unobservable"]
+    assert first == {
+        "module": "model.norm",
+        "what": "epsilon 1e-06 x10",
+        "why": "it is far below what it is added to",
+        "propose": "tokens whose mean square is about 1e-06",
+        "smallest": 512.5,
+    }
+    assert (bias["what"], bias["smallest"], last["smallest"]) == ("bias left out", None, "inf")
+
+
+def test_every_edge_that_rounding_explains_has_its_smallest_gain(aligned: Outcome) -> None:
+    gains = to_json(aligned)["checked"]["smallest_gains"]
+    assert len(gains) == sum(j.check is not Check.PARAMETER for j in aligned.judgements)
+    assert gains[0] == {
+        "module": "model.layers.0.mlp.down_proj",
+        "into": None,
+        "path": "",
+        "call": 0,
+        "recipe": "fused",
+        "smallest_gain": 2.5e-4,
+    }
+
+
 def test_numbers_that_are_not_finite_become_strings(divergent: Outcome) -> None:
     evidence = Evidence(reference=float("nan"), candidate=float("-inf"), max_over_band=np.float32("inf"))
     found = replace(divergent.findings[0], evidence=evidence)
@@ -108,6 +136,8 @@ def _drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         pytest.param(_set("verdict", to="fine"), id="unknown-verdict"),
         pytest.param(_set("verdict", to="aligned"), id="aligned-with-findings"),
         pytest.param(_set("schema", to=2), id="other-version"),
+        pytest.param(_drop("checked", "unobservable"), id="no-unobservable"),
+        pytest.param(_drop("checked", "smallest_gains"), id="no-smallest-gains"),
         pytest.param(_set("first_divergence", to=None), id="divergent-without-first"),
         pytest.param(_set("findings", 0, "arm", to="max"), id="unknown-arm"),
         pytest.param(_set("findings", 0, "evidence", "gain", to="large"), id="gain-is-no-number"),

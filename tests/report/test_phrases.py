@@ -50,3 +50,9 @@ def test_places_are_ranges_and_long_lists_are_cut() -> None:
 def test_a_shape_names_the_dims_whose_meaning_is_known() -> None:
     shown = phrases.shape((2, 16, 4), ("batch", "token", ""))
     assert shown.replace(phrases.NO_BREAK_SPACE, " ") == "[B=2, S=16, 4]"
+
+
+def test_several_modules_are_counted_and_one_is_named() -> None:
+    assert phrases.group(["lm_head"]) == "lm_head"
+    assert phrases.group([""]) == "(the model itself)"
+    assert phrases.group(["model.norm", "lm_head", ""]) == "3 modules (model.norm, ...)"

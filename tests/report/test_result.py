@@ -31,6 +31,8 @@ def test_the_frame_has_one_row_an_edge_with_its_evidence(divergent: Outcome) -> 
     assert bad["max_over_band"] == 0.71
     assert frame["rank"].isna().sum() == 11
     assert frame["elements"].dtype == pd.Int64Dtype()
+    assert frame.loc[frame["check"] == "function", "smallest_gain"].tolist() == [2.5e-4] * 4
+    assert frame.loc[frame["check"] == "parameter", "smallest_gain"].isna().all()
 
 
 def test_the_frame_of_a_run_without_edges_is_empty_and_has_its_columns(inconclusive: Outcome) -> None:

@@ -4,7 +4,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from validator.checks.findings import Arm, Check, Evidence, Outcome, Signature, Unchecked, Verdict
+from validator.checks.findings import (
+    Arm,
+    Check,
+    Evidence,
+    Outcome,
+    Signature,
+    Unchecked,
+    Unobservable,
+    Verdict,
+)
 from validator.report.text import render, to_text
 
 ALIGNED_80 = """\
@@ -12,12 +21,16 @@ aligned: 8 edges of 4 layers explained by rounding (recipe fused), bfloat16, 2
   ranks against the float64 oracle
 
   checked       parameter 4, function 4, wiring 4
-  unobservable  2: model.norm (eps can't show on these inputs); (the model
-                itself) (one row)
+  unobservable  epsilon 1e-06 x10 in 2 modules (model.norm, ...): it is far
+                below what it is added to; tokens whose mean square is about
+                1e-06 would show it
+  unobservable  bias left out in (the model itself): all its values are 0;
+                another checkpoint would show it
   KL            ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4,
-                max 3.0e-3 (rounding alone gives 6.0e-4)
+                max 3.0e-3 (noise like that of the logits gives 6.0e-4, storing
+                them alone 1.1e-5)
   top-1         same token at 99.8% of 512 positions; 1 of 1 flip explained by
-                the margin"""
+                the margin, 0.62 expected (p = 0.46)"""
 
 DIVERGENT_80 = """\
 divergent: first at model.layers.2.mlp.down_proj, rank 1
@@ -40,9 +53,10 @@ model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before
 
   checked     parameter 4, function 4, wiring 4
   KL          ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4, max
-              3.0e-3 (rounding alone gives 6.0e-4)
+              3.0e-3 (noise like that of the logits gives 6.0e-4, storing them
+              alone 1.1e-5)
   top-1       same token at 99.8% of 512 positions; 1 of 1 flip explained by the
-              margin"""
+              margin, 0.62 expected (p = 0.46)"""
 
 DIVERGENT_120 = """\
 divergent: first at model.layers.2.mlp.down_proj, rank 1
@@ -60,8 +74,9 @@ model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before i
   model.layers.3.self_attn, into o_proj  wiring    gain -5.1e-4
 
   checked     parameter 4, function 4, wiring 4
-  KL          ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4, max 3.0e-3 (rounding alone gives 6.0e-4)
-  top-1       same token at 99.8% of 512 positions; 1 of 1 flip explained by the margin"""  # noqa: E501
+  KL          ref to cand mean 1.2e-4, max 3.1e-3; cand to ref mean 1.3e-4, max 3.0e-3 (noise like that of the logits
+              gives 6.0e-4, storing them alone 1.1e-5)
+  top-1       same token at 99.8% of 512 positions; 1 of 1 flip explained by the margin, 0.62 expected (p = 0.46)"""  # noqa: E501
 
 
 def test_an_aligned_run_reads_so_at_80_columns(aligned: Outcome) -> None:
@@ -121,7 +136,8 @@ def test_names_are_not_read_as_markup_and_cannot_command_the_terminal(divergent:
         divergent,
         findings=(hostile,),
         notes=("[link=file:///]a[/link]",),
-        unobservable=(Unchecked(module="[blink]", why="[/red]"),),
+        unchecked=(Unchecked(module="[blink]", why="[/red]"),),
+        unobservable=(Unobservable(module="[i]", what="[/i]", why="[b]\x1b[2J", propose="[/b]"),),
     )
     text = to_text(outcome)
     assert "divergent: first at [red]x[/red]\\x1b[2J\\n, rank 1" in text
@@ -129,6 +145,7 @@ def test_names_are_not_read_as_markup_and_cannot_command_the_terminal(divergent:
     assert "named [/]" in text
     assert "[link=file:///]a[/link]" in text
     assert "[blink] ([/red])" in text
+    assert "[/i] in [i]: [b]\\x1b[2J; [/b] would show it" in text
     assert "\x1b" not in text
 
 
@@ -192,10 +209,22 @@ def test_what_is_wrong_does_not_say_the_modules_name_again(divergent: Outcome) -
 
 
 def test_what_could_not_be_checked_is_grouped_by_reason(aligned: Outcome) -> None:
-    few = [Unchecked(module=f"layers.{i}.norm", why="one row") for i in range(4)]
-    outcome = replace(aligned, unobservable=(*few, Unchecked(module="lm_head", why="no eps")))
-    grouped = "5: layers.0.norm, layers.1.norm, layers.2.norm and 1 more (one row); lm_head (no eps)\n"
-    assert f"unobservable  {grouped}" in to_text(outcome, 120)
+    few = [Unchecked(module=f"layers.{i}.norm", why="it never fired") for i in range(4)]
+    outcome = replace(aligned, unchecked=(*few, Unchecked(module="lm_head", why="one row")))
+    grouped = "layers.0.norm, layers.1.norm, layers.2.norm and 1 more (it never fired); lm_head (one row)\n"
+    assert f"unchecked     5: {grouped}" in to_text(outcome, 120)
+
+
+def test_of_many_faults_that_could_not_show_the_most_frequent_kinds_are_shown(aligned: Outcome) -> None:
+    kinds = [
+        Unobservable(module=f"layers.{i}", what=f"fault {kind}", why="w", propose="p")
+        for kind in range(5)
+        for i in range(kind + 1)
+    ]
+    text = to_text(replace(aligned, unobservable=tuple(kinds)), 120)
+    assert [line.split()[2] for line in text.splitlines() if "would show it" in line] == ["4", "3", "2"]
+    assert "fault 4 in 5 modules (layers.0, ...): w; p would show it\n" in text
+    assert "unobservable  ... and 2 more kinds (see --json)\n" in text
 
 
 def test_a_wrong_weight_is_named_by_its_parameter(divergent: Outcome) -> None:

@@ -72,6 +72,8 @@ def build_trace(
 
 _Key = tuple[str, int]
 
+_THROUGH = "its caller is judged as one function through it"
+
 
 class _CallJoiner:
     """Joins call after call, outer ones first, and collects the edges and the problems on the way."""
@@ -96,7 +98,8 @@ class _CallJoiner:
         """Join all that is at the edges of one call.
 
         Returns:
-            None for a call whose inputs mean something else on each side: its code is part of its caller's.
+            None for a call whose inputs mean something else on each side, or whose outputs have other shapes
+            (of tokens that chose otherwise, say): its code is part of its caller's.
 
         Raises:
             MismatchError: it is the model's own call, and its inputs or vocabulary differ in size.
@@ -126,9 +129,15 @@ class _CallJoiner:
             if ref.parent is not None:
                 self._left_out[ref.module, ref.n] = parent
                 return None
+        is_left_out = bool(outputs.problems) and not outputs.edges and ref.parent is not None
         for side, bad in (("input", inputs.problems), ("output", outputs.problems)):
             for path, why in bad.items():
-                self._problems.append((ref.module, " ".join(filter(None, (side, path))) + f": {why}"))
+                place = " ".join(filter(None, (side, path)))
+                hint = f"; {_THROUGH}" if is_left_out else ""
+                self._problems.append((ref.module, f"{place}: {why}{hint}"))
+        if is_left_out:
+            self._left_out[ref.module, ref.n] = parent
+            return None
         for path in outputs.unpaired[0]:
             name = " ".join(filter(None, ("output", path)))
             self._problems.append((ref.module, f"{name}: the candidate has no such output"))
@@ -168,8 +177,7 @@ def _unlike(inputs: JoinedSide) -> str | None:
         return None
     theirs, ours = (", ".join(paths) if paths else "none" for paths in names)
     return (
-        f"inputs without a counterpart: {theirs} of the reference, {ours} of the candidate; "
-        "its caller is judged as one function through it"
+        f"inputs without a counterpart: {theirs} of the reference, {ours} of the candidate; {_THROUGH}"
     )
 
 

@@ -20,6 +20,7 @@ its earliest version; large values are compressed with bitshuffle and zstd (the 
 | `values/FQN/inputs/PATH` | an edge: what entered the module under that argument name and path |
 | `values/FQN/outputs/PATH` | an edge: what left it; a bare tensor has no PATH |
 | `values/FQN/collectives/OP.K/entered/I`, `.../left/I` | edges of the K-th collective of its kind in a call |
+| `noise/FQN/inputs/PATH`, `noise/FQN/outputs/PATH` | edges: noise of the values of that path, see below |
 | `parameter_values/NAME` | an edge: the parameter's or buffer's values |
 | `manifest.json` | the manifest, where the file is the whole capture |
 
@@ -41,6 +42,11 @@ Statistics are over finite elements in float64; `nan` is -1 where there are none
 FQN, PATH and NAME consist of escaped parts (`values.escape_part`); the model itself is `%root`, and
 collectives outside of any recorded call are under `%outside`. JSON of inputs and outputs maps paths to plain
 values, `{"tensor": true}` for a tensor in the edge of that path, and `{"float": "nan"}` for what JSON lacks.
+
+The noise of a value is the standard deviation of a candidate's value around it, element by element: what
+rounding carries there from all that was computed before. Its dtype is the one that the candidate has there.
+Integers and booleans that no rounded value decides have zeros; there is none for those that one does (the
+experts that a router chose), and none where it is not known. The manifest says how it was measured.
 
 dtypes are stored bit for bit (`formats_hdf5`): bfloat16 and float8 as floating types of their width, and
 packed codes as bytes; the attribute `dtype` of a dataset names the torch dtype.

@@ -19,9 +19,10 @@ from torch.utils.hooks import RemovableHandle
 from .copies import HostCopy, copy_tensor
 from .naming import NameDealer, Scope
 from .records import Mesh
-from .schema import escape_fqn, module_path
+from .schema import escape_fqn, module_path, noise_path
 from .selection import Selection
 from .values import flatten, flatten_arguments
+from .watch import Place
 from .writer import CaptureWriter
 
 __all__ = ["OpenCall", "Recorder"]
@@ -80,6 +81,7 @@ class Recorder:
         self._handles: list[RemovableHandle] = []
         self._dealer = NameDealer(model)
         self._rows = {fqn: row for row, fqn in enumerate(self._dealer.modules)}
+        self._ids: dict[tuple[str, int], int] = {}
 
     @property
     def fqns(self) -> tuple[str, ...]:
@@ -133,6 +135,16 @@ class Recorder:
         self._writer.put(path, row, copy)
         return True
 
+    def has_recorded(self, module: str, n: int) -> bool:
+        """Say whether the n-th call of a module was recorded."""
+        return (module, n) in self._ids
+
+    def put_noise(self, place: Place, noise: torch.Tensor) -> None:
+        """Write the noise of a tensor of a recorded call."""
+        side = f"{module_path(place.module)}/{place.side}"
+        path = noise_path(f"{side}/{place.path}" if place.path else side)
+        self.put(path, self._ids[place.module, place.call], noise)
+
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         fqn = self._dealer.name(module, (self.innermost() or self.outermost).scope)
         n = self.calls[fqn]
@@ -147,7 +159,7 @@ class Recorder:
             self._keep_inputs(leaves)
         self._stack.append(call)
         if recorded:
-            call.id = self.recorded
+            call.id = self._ids[fqn, n] = self.recorded
             self.recorded += 1
             start = self.next_event()
             described = self._put_leaves(f"{module_path(fqn)}/inputs", call.id, leaves)

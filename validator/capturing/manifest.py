@@ -11,6 +11,7 @@ from typing import Any
 
 from validator.errors import CaptureError
 
+from .noise import Noise
 from .schema import FORMAT, FORMAT_VERSION
 
 __all__ = ["Manifest", "Proof", "ProofStatus", "check_format"]
@@ -54,6 +55,7 @@ class Manifest:
         include, exclude: globs over the modules' names; an empty `include` is every module.
         silent: modules that were included and did not fire on any rank.
         left_out: tensors that could not be stored, and why, as `module path: type`.
+        noise: how the noise of its tensors was measured, or None where it was not.
         run: `hardware`, `software`, `parallelism`, `inputs`, `seeds` and `determinism`.
     """
 
@@ -65,6 +67,7 @@ class Manifest:
     exclude: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    noise: Noise | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
@@ -103,6 +106,8 @@ class Manifest:
                 exclude=_texts(fields["exclude"]),
                 silent=_texts(fields["silent"]),
                 left_out=_texts(fields["left_out"]),
+                # Captures without noise may be older than the field.
+                noise=None if fields.get("noise") is None else Noise.from_json(fields["noise"]),
                 run=dict(fields["run"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,7 @@ from .schema import (
     ROW_HASHES,
     TABLES,
     module_path,
+    noise_path,
     parameter_path,
     unescape_fqn,
 )
@@ -62,6 +64,7 @@ class _RankReader:
         self._complete = complete
         self._inode = os.stat(source.path).st_ino
         self._edges: dict[str, dict[int, TensorRef]] = {}
+        self._has_noise = source.has(noise_path("values"))
 
     def read(self) -> RankCapture:
         calls = self._calls()
@@ -131,9 +134,10 @@ class _RankReader:
             elif "float" in value:
                 values[name] = float(value["float"])
             else:
-                ref = self._ref(f"{path}/{name}" if name else path, call)
+                edge = f"{path}/{name}" if name else path
+                ref = self._ref(edge, call)
                 if ref is not None:
-                    values[name] = ref
+                    values[name] = self._with_noise(ref, edge, call)
         return values
 
     def _collectives(self, calls: int) -> tuple[Collective, ...]:
@@ -171,7 +175,8 @@ class _RankReader:
                 continue
             hashes = None
             if self._source.has(f"{path}/{ROW_HASHES}"):
-                hashes = tuple(_text(h) for h in self._source.table(f"{path}/{ROW_HASHES}", np.dtype("S32")))
+                rows = self._source.table(f"{path}/{ROW_HASHES}", np.dtype("S32"))
+                hashes = tuple(rows.astype(str).tolist())
             parameters[name] = Parameter(name=name, kind=_text(row["kind"]), ref=ref, row_hashes=hashes)
         return parameters
 
@@ -184,31 +189,41 @@ class _RankReader:
             raise ValueError(f"{path!r} lacks the value of row {row}")
         return ref
 
+    def _with_noise(self, ref: TensorRef, path: str, row: int) -> TensorRef:
+        if not self._has_noise:
+            return ref
+        path = noise_path(path)
+        if path not in self._edges:
+            self._edges[path] = self._edge(path) if self._source.has(f"{path}/{INDEX}") else {}
+        return replace(ref, noise=self._edges[path].get(row))
+
     def _edge(self, path: str) -> dict[int, TensorRef]:
         if not self._complete and not self._source.has(f"{path}/{INDEX}"):
             return {}
         index = self._source.table(f"{path}/{INDEX}", INDEX_DTYPE)
-        return {int(row["row"]): self._tensor(path, row) for row in index}
+        return {fields[0]: self._tensor(path, *fields) for fields in index.tolist()}
 
-    def _tensor(self, path: str, row: np.void) -> TensorRef:
-        layout = self._layouts[_index(row["layout"])]
-        number = int(row["source"])
-        digest = _text(row["checksum"])
+    def _tensor(
+        self,
+        path: str,
+        row: int,
+        number: int,
+        layout: int,
+        offset: int,
+        checksum: bytes,
+        *numbers: Any,
+    ) -> TensorRef:
+        """Return the tensor of a row of `INDEX_DTYPE`; `numbers` are its statistics."""
+        digest = checksum.decode()
         if number == NO_SOURCE:
             where, dtype = "", self._source.attribute(path, "dtype")
         else:
             where, dtype = self._sources[_index(number)]
+        low, high, mean, rms, nan, inf = numbers
         described = None
-        if row["nan"] != NO_STATISTICS:
-            described = Statistics(
-                min=float(row["min"]),
-                max=float(row["max"]),
-                mean=float(row["mean"]),
-                rms=float(row["rms"]),
-                nan=int(row["nan"]),
-                inf=int(row["inf"]),
-            )
-        meta = TensorMeta(dtype=dtype, checksum=digest, statistics=described, **layout)
+        if nan != NO_STATISTICS:
+            described = Statistics(min=low, max=high, mean=mean, rms=rms, nan=nan, inf=inf)
+        meta = TensorMeta(dtype=dtype, checksum=digest, statistics=described, **self._layouts[_index(layout)])
         if number == NO_SOURCE:
             return TensorRef(meta=meta, read=_Absent(self._source.path, path))
         value = StoredValue(
@@ -216,10 +231,10 @@ class _RankReader:
             inode=self._inode,
             path=where,
             dtype=dtype,
-            offset=int(row["offset"]),
+            offset=offset,
             shape=meta.shape,
             digest=digest,
-            what=f"{path}, row {int(row['row'])}",
+            what=f"{path}, row {row}",
         )
         return TensorRef(meta=meta, read=value, stream=value.blocks)
 

@@ -21,6 +21,7 @@ from .copies import copy_tensor
 from .hooks import Recorder
 from .manifest import Manifest, Proof
 from .metadata import describe_inputs, describe_rank, describe_run
+from .noise import Noise, NoiseSource
 from .parameters import write_parameters
 from .place import Place
 from .proof import worst
@@ -104,6 +105,7 @@ class Recording:
         self._writer: CaptureWriter | None = None
         self._recorder: Recorder | None = None
         self._mode: CollectiveRecorder | None = None
+        self._noise: Noise | None = None
 
     def __enter__(self) -> None:
         """Claim the path, write the parameters and hook the model."""
@@ -144,6 +146,22 @@ class Recording:
                     self._mode.settle(final=True)
                 self._recorder.write_fired()
                 self._writer.flush()
+
+    def add_noise(self, source: NoiseSource) -> None:
+        """Measure and write the noise of what was recorded; to be called after the run, before `finish`.
+
+        Raises:
+            CaptureError: the disk is full.
+            ValidatorError: the noise can't be measured.
+        """
+        with self.abandoned_on_error():
+            if self._recorder is None or self._writer is None:
+                return
+            with source(self._recorder.has_recorded, self._place.partial.parent) as measured:
+                for place, noise in measured.noise():
+                    self._recorder.put_noise(place, noise)
+                self._noise = measured.description
+            self._writer.flush()
 
     def finish(self, proof: Proof) -> CaptureSummary:
         """Complete the capture and give it its name.
@@ -254,6 +272,7 @@ class Recording:
             exclude=self._selection.exclude,
             silent=silent,
             left_out=tuple(sorted(frozenset[str]().union(*(share.left_out for share in recorded)))),
+            noise=self._noise,
             run=describe_run(
                 ranks=[share.described for share in shares],
                 meshes=sorted(meshes, key=repr),

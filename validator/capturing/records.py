@@ -91,11 +91,14 @@ class TensorRef:
         meta: what is known without reading.
         read: returns the whole tensor.
         stream: yields its elements as `blocks` does, or None where they can't be had in parts.
+        noise: standard deviation of a candidate's value around this one, `[*]` in the candidate's dtype (of a
+            complex tensor of its parts, `[*, 2]`), or None where it was not measured or has no meaning.
     """
 
     meta: TensorMeta
     read: Callable[[], torch.Tensor] = field(repr=False, compare=False)
     stream: Callable[[], Iterator[torch.Tensor]] | None = field(default=None, repr=False, compare=False)
+    noise: "TensorRef | None" = field(default=None, repr=False, compare=False)
 
     def blocks(self) -> Iterator[torch.Tensor]:
         """Yield the elements in row-major order, in flat tensors, at least one.

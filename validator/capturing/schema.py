@@ -22,6 +22,7 @@ __all__ = [
     "TABLES",
     "escape_fqn",
     "module_path",
+    "noise_path",
     "parameter_path",
     "source_name",
     "unescape_fqn",
@@ -41,6 +42,8 @@ NO_STATISTICS = -1
 """`nan` of a value that has no statistics: its numbers are complex, or codes."""
 
 _ROOT = "%root"
+_VALUES = "values"
+_NOISE = "noise"
 _TEXT = h5py.string_dtype()
 
 INDEX_DTYPE = np.dtype(
@@ -96,7 +99,12 @@ def unescape_fqn(name: str) -> str:
 
 def module_path(fqn: str) -> str:
     """Return the path of the group that holds a module's edges."""
-    return f"values/{escape_fqn(fqn)}"
+    return f"{_VALUES}/{escape_fqn(fqn)}"
+
+
+def noise_path(path: str) -> str:
+    """Return the path of the group with the noise of an edge, from the edge's own."""
+    return path.replace(_VALUES, _NOISE, 1)
 
 
 def parameter_path(name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .manifest import Proof, ProofStatus
+from .noise import NoiseSource
 from .place import Place
 from .proof import RandomState, copy_outputs, judge, repeat, same_bits
 from .recording import CaptureSummary, Recording, exchange
@@ -108,6 +109,7 @@ def capture_run(
     path: str | os.PathLike[str],
     *,
     proof: bool = True,
+    noise: NoiseSource | None = None,
     **options: Unpack[CaptureOptions],
 ) -> CaptureSummary:
     """Capture a run, and prove that the hooks did not change its outputs.
@@ -121,6 +123,7 @@ def capture_run(
         model: the model whose modules are hooked.
         path: as for `capture`.
         proof: run without hooks too; otherwise the capture records that the proof was skipped.
+        noise: measures the noise of what was recorded, on a run of one rank; None for a capture without.
         **options: as for `capture`.
 
     Returns:
@@ -134,6 +137,8 @@ def capture_run(
         if not proof:
             with recording:
                 run()
+            if noise is not None:
+                recording.add_noise(noise)
             skipped = Proof(status=ProofStatus.SKIPPED, reason="the proof was not asked for")
             return recording.finish(skipped)
         state = RandomState.now()
@@ -146,6 +151,8 @@ def capture_run(
             if any(exchange(not same_bits(hooked, plain[0]))):
                 plain += [repeat(run, state) for _ in range(2)]
             judged = judge(hooked=hooked, plain=plain)
+        if noise is not None:
+            recording.add_noise(noise)
         return recording.finish(judged)
 
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from validator.numerics.bands import U32, UNDERFLOW, C, matmul_sigma
-from validator.numerics.formats import Format
+from validator.checks.products import multiply
+from validator.numerics.bands import C, Noise, product_noise
+from validator.numerics.formats import Format, format_of
+from validator.numerics.operator_bands import attention_noise
+from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
 
 __all__ = ["Attention", "attention"]
@@ -18,11 +21,17 @@ __all__ = ["Attention", "attention"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Output of attention in float64 with its sigma and coherent bound (both None where not asked for)."""
+    """Output of attention in float64, and what a kernel may round inside.
+
+    Attributes:
+        output: `[*, S, D]`.
+        noise: of its arithmetic, None where not asked for.
+        bound: `[*, S, D]`, what coherent rounding of the probabilities comes to, or None.
+    """
 
     output: Tensor
-    sigma: Tensor | None
-    bound: Tensor | None
+    noise: Noise | None = None
+    bound: Tensor | None = None
 
 
 def attention(
@@ -35,9 +44,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    storage: Format | None = None,
-    rounded_scores: bool = False,
-    with_sigma: bool = False,
+    storage: Format,
+    recipe: Recipe | None = None,
+    with_noise: bool = False,
 ) -> Attention:
     """Compute scaled dot product attention, and what a kernel may round inside it.
 
@@ -50,10 +59,11 @@ def attention(
         is_causal: a query sees the keys up to its own position.
         scale: of the scores, default `1/sqrt(D)`.
         enable_gqa: a key head serves several query heads.
-        storage: format in which the kernel may keep the probabilities for the second product, or None for the
-            oracle. Formats wider than 16 bits round nothing more than float32 does.
-        rounded_scores: whether scores may be kept in `storage` too.
-        with_sigma: whether to compute sigma and bound.
+        storage: format of the operands, in which a kernel may keep the probabilities for the second product,
+            and with `inner="storage"` the scores. Formats wider than 16 bits round nothing more than float32
+            does.
+        recipe: what the kernel may round; None for the oracle.
+        with_noise: whether to compute what may be rounded, in place of rounding the probabilities.
 
     Returns:
         The output; a query with no key gives zeros, as torch's kernels do.
@@ -67,7 +77,12 @@ def attention(
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
+    is_simulated = recipe is not None and not with_noise
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return multiply(a, b, recipe, storage) if is_simulated and recipe is not None else a @ b
+
+    scores = product(query, key.transpose(-2, -1)) * scale
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -76,28 +91,21 @@ def attention(
             scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
         )
     p = torch.softmax(scores, -1).nan_to_num(nan=0.0)
-    is_narrow = storage is not None and storage.precision < 24
-    if storage is None or not with_sigma:
-        weights = round_nearest(p, storage) if is_narrow and storage is not None else p
-        return Attention(output=weights @ value, sigma=None, bound=None)
+    narrow = storage if storage.precision < 24 else None
+    if recipe is None or not with_noise:
+        weights = p if narrow is None or recipe is None else round_nearest(p, narrow)
+        return Attention(output=product(weights, value))
     output = p @ value
     finite = scores.masked_fill(scores == -math.inf, 0.0)
     magnitude = torch.maximum(finite.abs(), (finite - finite.amax(-1, keepdim=True)).abs())
-    score_sigma = matmul_sigma(query, key.transpose(-2, -1), finite / scale) * abs(scale)
-    ds = C * U32 * 3 * (1 + magnitude) + score_sigma
-    u_p = storage.unit_roundoff if is_narrow else 0.0
-    if rounded_scores and is_narrow:
-        ds = torch.hypot(ds, C * math.sqrt(2) * u_p * finite.abs())
-    p_ds = (p * ds).square()
-    spread = (
-        p_ds @ value.square() - 2 * output * (p_ds @ value) + output.square() * p_ds.sum(-1, keepdim=True)
+    of_scores = product_noise(query, key.transpose(-2, -1), finite / scale, recipe, storage)
+    u = max(format_of(fmt).unit_roundoff for fmt in (recipe.operators, recipe.sums))
+    ds = C * u * 3 * (1 + magnitude) + abs(scale) * (of_scores.sigma + of_scores.bound)
+    if recipe.inner == "storage" and narrow is not None:
+        ds = torch.hypot(ds, C * math.sqrt(2) * narrow.unit_roundoff * finite.abs())
+    of_output = product_noise(p, value, output, recipe, storage)
+    noise = attention_noise(
+        p, value, output, ds=ds, probabilities=narrow, product_sigma=torch.as_tensor(of_output.sigma)
     )
-    squares = p.square() @ value.square()
-    keys = key.shape[-2]
-    sigma = torch.sqrt(
-        spread.clamp_min(0)
-        + (C * u_p) ** 2 * squares
-        + (C * U32) ** 2 * (keys / 2 * squares + keys / 3 * output.square())
-    )
-    bound = u_p * output.abs() if is_narrow else None
-    return Attention(output=output, sigma=sigma + UNDERFLOW * keys, bound=bound)
+    bound = noise.bound if isinstance(noise.bound, Tensor) else None
+    return Attention(output=output, noise=Noise(sigma=noise.sigma, bound=of_output.bound), bound=bound)

@@ -3,6 +3,7 @@
 Shape legend: * = the edge's shape.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,19 +17,37 @@ from validator.checks.findings import (
     Finding,
     Judgement,
     Unchecked,
+    Unobservable,
     Verdict,
 )
 from validator.checks.hypotheses import hypothesis
 from validator.checks.judge import Assessment, Band, Bench, judge_constant, judge_edge, judge_equal
-from validator.checks.module_code import Code, CodeEdge
+from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
+from validator.checks.observability import unobservable_in_code, unobservable_on_edge
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.rank_sums import judge_terms, reduction_sigma
+from validator.checks.resolution import Explanation, Resolution, rough_explanation
 from validator.checks.summary import summarise
+from validator.checks.undeclared import Lineup, Suspect, suspects
+from validator.numerics.bands import FLUSH, Noise
 from validator.numerics.formats import format_of
-from validator.numerics.recipes import Recipe
+from validator.numerics.recipes import FUSED, Recipe
 from validator.numerics.rounding import round_nearest
 
 __all__ = ["EdgeJudge", "Policy"]
+
+
+_Explanation = tuple[Assessment, Band, Tensor | None]
+"""What the rules say of an edge under a recipe, the band, and the control."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Explained:
+    """That a looser recipe explains an edge, in which operator, and whether its model's values are near."""
+
+    explanation: _Explanation
+    op: str | None
+    is_near: bool
 
 
 _DIVERTED = "a replay of its code took another path than the first run"
@@ -56,6 +75,7 @@ class EdgeJudge:
         policy: what rounding is allowed.
         bench: what is common to the run.
         real: `[batch, tokens]` boolean, the positions that the attention mask calls real, or None for all.
+        unobservable: faults that this input could not have shown.
         gaps: what nothing was said of, although something should be.
         errors: `[*]` distance from the control of outputs whose replicas differ, by module, call and path.
         guilty: flat indices of the guilty elements of a call's output, by module, call and path.
@@ -69,14 +89,18 @@ class EdgeJudge:
     judgements: list[Judgement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
-    unobservable: list[Unchecked] = field(default_factory=list)
+    unobservable: list[Unobservable] = field(default_factory=list)
     gaps: list[Unchecked] = field(default_factory=list)
     errors: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
     guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
+    _resolutions: dict[Key, Resolution] = field(default_factory=dict)
+    _loosest: Mapping[Key, Tensor] | None = None
+    _behind: list[Recipe] = field(default_factory=list)
 
     def judge(self, code: Code) -> bool:
         """Judge every edge of a call's code, and tell whether its outputs were judged."""
-        before = len(self.gaps)
+        before, found_before = len(self.gaps), len(self.findings)
+        self._resolutions, self._loosest, self._behind = {}, None, []
         for edge in code.edges:
             if edge.obstacle:
                 self.skip(code.call, edge.obstacle)
@@ -84,20 +108,38 @@ class EdgeJudge:
             if edge.into is None:
                 self._judge_terms(code, edge)
             self._judge_edge(code, edge)
-        recipe = self.policy.allowed[-1]
         for choice in code.choices:
-            spread = None if code.replays is None else code.replays.spread(recipe).get(choice.key)
-            if spread is None:
-                self.skip(code.call, _DIVERTED)
-            else:
-                made, assessment = judge_choice(choice, spread, self.bench)
-                self._record(code, made, Check.EXACT, assessment, Band(), recipe, _verdict(assessment), None)
-
+            self._judge_choice(code, choice)
+        if len(self.gaps) == before and len(self.findings) == found_before:
+            self.unobservable += unobservable_in_code(code, self._resolutions, self.view)
         return len(self.gaps) == before and any(edge.into is None for edge in code.edges)
 
     def skip(self, call: TraceCall, why: str) -> None:
         """Keep that a call's code was judged by no check."""
         self.gaps.append(Unchecked(module=call.module, why=why))
+
+    def _judge_choice(self, code: Code, choice: CodeChoice) -> None:
+        """Judge a choice: under what is declared, then under what is behind other edges of the same code."""
+        failed: tuple[CodeEdge, Assessment] | None = None
+        for recipe in (self.policy.allowed[-1], *self._behind):
+            spread = None if code.replays is None else code.replays.spread(recipe).get(choice.key)
+            if spread is None:
+                self.skip(code.call, _DIVERTED)
+                return
+            edge, assessment = judge_choice(choice, spread, self.bench)
+            if failed is None and assessment.arm is None:
+                self._record(code, edge, Check.EXACT, assessment, Band(), recipe, None, None)
+                return
+            if failed is not None and assessment.arm is None:
+                edge, assessment = failed
+                verdict = Verdict.UNDECLARED_PRECISION
+                self._record(code, edge, Check.EXACT, assessment, Band(), recipe, verdict, None, op=choice.op)
+                return
+            failed = failed or (edge, assessment)
+        assert failed is not None
+        edge, assessment = failed
+        recipe, verdict = self.policy.allowed[-1], Verdict.DIVERGENT
+        self._record(code, edge, Check.EXACT, assessment, Band(), recipe, verdict, None, op=choice.op)
 
     def _judge_edge(self, code: Code, edge: CodeEdge) -> None:
         check = self._check(code, edge)
@@ -108,35 +150,161 @@ class EdgeJudge:
             self._record(code, edge, check, assessment, Band(), None, _verdict(assessment), judged)
             return
         failed: tuple[Assessment, Band, Recipe] | None = None
-        for recipe in (*self.policy.allowed, *self.policy.others):
-            found = self._band(code, edge, recipe)
+        for recipe in self.policy.allowed:
+            if failed is not None and edge.depth == 1 and _is_alike(recipe, failed[2]):
+                continue
+            found = self._explanation(code, edge, recipe, judged)
             if found is None:
                 self.skip(code.call, _DIVERTED)
                 return
-            band, control = found
-            self._note_error(code, edge, control)
-            assessment = self._assess(edge, band, control, judged)
-            if _is_marginal(assessment, band):
-                # A few elements a little outside: measure better before anything is said.
-                band, control = self._band(code, edge, recipe, is_refined=True) or found
-                assessment = self._assess(edge, band, control, judged)
-            if assessment.arm is None and control is not None:
-                assessment = self._with_constants(code, edge, assessment, band, control, judged)
-            if assessment.arm is None:
-                if recipe in self.policy.allowed or failed is None:
-                    self._record(code, edge, check, assessment, band, recipe, None, judged)
-                else:
-                    failed_assessment, failed_band, _ = failed
-                    verdict = Verdict.UNDECLARED_PRECISION
-                    self._record(code, edge, check, failed_assessment, failed_band, recipe, verdict, judged)
+            assessment, band, control = found
+            hidden = None
+            if assessment.arm is None and failed is not None and control is not None:
+                hidden = self._hidden_partials(code, edge, recipe, band, control, judged)
+            if hidden is not None and failed is not None:
+                self._record_undeclared(code, edge, check, failed, hidden, judged)
                 return
-            if recipe in self.policy.allowed:
-                failed = assessment, band, recipe
-            if edge.depth == 1:
-                break
+            if assessment.arm is None:
+                self._resolutions[edge.key] = self._resolution(code, edge, recipe, band, control, judged)
+                self._record(code, edge, check, assessment, band, recipe, None, judged)
+                return
+            failed = assessment, band, recipe
         assert failed is not None
         assessment, band, recipe = failed
-        self._record(code, edge, check, assessment, band, recipe, Verdict.DIVERGENT, judged)
+        if assessment.arm is Arm.GAIN:
+            modelled = self._modelled_anew(code, edge, recipe, judged)
+            if modelled is not None:
+                assessment, band, control = modelled
+                self._resolutions[edge.key] = self._resolution(code, edge, recipe, band, control, judged)
+                self._record(code, edge, check, assessment, band, recipe, None, judged)
+                return
+        undeclared = self._undeclared(code, edge, judged)
+        if undeclared is None:
+            self._record(code, edge, check, assessment, band, recipe, Verdict.DIVERGENT, judged)
+            return
+        self._record_undeclared(code, edge, check, failed, undeclared, judged)
+
+    def _record_undeclared(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        check: Check,
+        failed: tuple[Assessment, Band, Recipe],
+        behind: tuple[Recipe, str | None],
+        judged: Tensor | None,
+    ) -> None:
+        """Keep that a looser recipe is behind an edge, with what a declared one says of it."""
+        (assessment, band, _), (looser, op) = failed, behind
+        self._behind += [looser] if looser not in self._behind else []
+        verdict = Verdict.UNDECLARED_PRECISION
+        self._record(code, edge, check, assessment, band, looser, verdict, judged, op=op)
+
+    def _explanation(
+        self, code: Code, edge: CodeEdge, recipe: Recipe, judged: Tensor | None, model: Tensor | None = None
+    ) -> _Explanation | None:
+        """Judge an edge under a recipe; None where its code can't be replayed.
+
+        Args:
+            code: that made the edge.
+            edge: the edge.
+            recipe: what may be rounded.
+            judged: `[*]` boolean, or None for all.
+            model: `[*]` the control, where it is known better than by the recipe.
+        """
+        found = self._band(code, edge, recipe)
+        if found is None:
+            return None
+        band, control = found
+        if model is None:
+            self._note_error(code, edge, control)
+        else:
+            control = model
+        assessment = self._assess(edge, band, control, judged)
+        if _is_marginal(assessment, band):
+            # A few elements a little outside: measure better before anything is said.
+            band, measured = self._band(code, edge, recipe, is_refined=True) or found
+            control = measured if model is None else model
+            assessment = self._assess(edge, band, control, judged)
+        if assessment.arm is None and control is not None and code.replays is not None:
+            assessment = self._with_constants(code, edge, assessment, band, control, judged)
+        return assessment, band, control
+
+    def _hidden_partials(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        recipe: Recipe,
+        band: Band,
+        control: Tensor,
+        judged: Tensor | None,
+    ) -> tuple[Recipe, str] | None:
+        """Return the undeclared recipe of partial sums that a wide band would hide, and the operator."""
+        declared = self.policy.allowed[-1]
+        known = ("float32", declared.partials)
+        others = [other for other in self.policy.others if other.partials not in known]
+        for suspect in suspects(code, edge, others, declared):
+            lineup = Lineup(code, edge, suspect=suspect, band=band, allowed=(recipe,), judged=judged)
+            found = lineup.hidden_partials(control)
+            if found is not None:
+                return suspect.recipe, found.op
+        return None
+
+    def _modelled_anew(
+        self, code: Code, edge: CodeEdge, recipe: Recipe, judged: Tensor | None
+    ) -> _Explanation | None:
+        """Judge an edge that only a gain speaks against by the model of the recipe that is nearest to it.
+
+        Where a recipe allows several operators to be narrow, a candidate in which some of them are has other
+        systematic errors than the control, in which all are.
+        """
+        strict = self.policy.allowed[:-1]
+        for suspect in suspects(code, edge, (recipe,), strict[-1]) if strict else ():
+            explained = self._explained_by(code, edge, suspect, strict, judged)
+            if explained is not None:
+                return explained.explanation
+        return None
+
+    def _undeclared(
+        self, code: Code, edge: CodeEdge, judged: Tensor | None
+    ) -> tuple[Recipe, str | None] | None:
+        """Return the undeclared recipe that is behind an edge, and the operator, or None.
+
+        It is the strictest whose model is near to the candidate, else the strictest that makes such errors.
+        """
+        allowed = self.policy.allowed
+        alike: tuple[Recipe, str | None] | None = None
+        for suspect in suspects(code, edge, self.policy.others, allowed[-1]):
+            explained = self._explained_by(code, edge, suspect, allowed, judged)
+            if explained is not None:
+                found = suspect.recipe, explained.op
+                if explained.is_near:
+                    return found
+                alike = alike or found
+        return alike
+
+    def _explained_by(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        suspect: Suspect,
+        strict: tuple[Recipe, ...],
+        judged: Tensor | None,
+    ) -> _Explained | None:
+        """Judge an edge under a looser recipe, whose model must look like the candidate."""
+        op, model, is_near = suspect.op, None, True
+        if suspect.steps:
+            found = self._band(code, edge, suspect.recipe)
+            if found is None or self._assess(edge, found[0], None, judged).arm in (Arm.CLASS, Arm.MAX):
+                return None
+            lineup = Lineup(code, edge, suspect=suspect, band=found[0], allowed=strict, judged=judged)
+            alike = lineup.resemblance()
+            if alike is None:
+                return None
+            op, model, is_near = alike.op, alike.control, alike.is_near
+        explanation = self._explanation(code, edge, suspect.recipe, judged, model)
+        if explanation is None or explanation[0].arm is not None:
+            return None
+        return _Explained(explanation=explanation, op=op, is_near=is_near)
 
     def _note_error(self, code: Code, edge: CodeEdge, control: Tensor | None) -> None:
         """Keep how far an output is from the control, where its replicas differ."""
@@ -181,6 +349,37 @@ class EdgeJudge:
                 )
         return assessment
 
+    def _resolution(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        recipe: Recipe,
+        band: Band,
+        control: Tensor | None,
+        judged: Tensor | None,
+    ) -> Resolution:
+        """Return what neither the recipe that explains an edge nor the loosest allowed would explain."""
+        explanations = [Explanation(band=band, control=control)]
+        loosest = self.policy.allowed[-1]
+        if edge.depth == 1 and not _is_alike(recipe, loosest):
+            looser = self._band(code, edge, loosest)
+            explanations += [] if looser is None else [Explanation(band=looser[0], control=looser[1])]
+        elif edge.depth > 1 and recipe != loosest and code.replays is not None:
+            if self._loosest is None:
+                self._loosest = code.replays.control(loosest)
+            made = self._loosest.get(edge.key)
+            if made is not None:
+                dtype = edge.cand.data.dtype
+                explanations.append(rough_explanation(band, exact=edge.exact, control=made, dtype=dtype))
+        return Resolution(
+            exact=edge.exact,
+            cand=edge.cand.data,
+            explanations=explanations,
+            judged=judged,
+            dims=edge.cand.dims,
+            bench=self.bench,
+        )
+
     def _assess(
         self, edge: CodeEdge, band: Band, control: Tensor | None, judged: Tensor | None
     ) -> Assessment:
@@ -200,10 +399,18 @@ class EdgeJudge:
         """Return the band under a recipe and the control's values; None where the code can't be replayed."""
         fmt = format_of(edge.cand.data.dtype)
         reduction = reduction_sigma(code, edge, recipe)
+        extra = FLUSH if recipe.flush_subnormals else 0.0
         if edge.depth == 1:
-            own = 0.0 if edge.sigma is None else edge.sigma
-            sigma = torch.hypot(torch.as_tensor(own, dtype=torch.float64), reduction)
-            return Band(sigma=sigma, has_tails=fmt.precision >= 24 and edge.sigma is not None), None
+            sigma, bound = (0.0 if x is None else x for x in (edge.sigma, edge.bound))
+            noise, control = Noise(sigma=sigma, bound=bound), None
+            if not _is_alike(recipe, FUSED):
+                if code.replays is None:
+                    return None
+                noise = code.replays.rows(recipe).get(edge.key, noise)
+                control = code.replays.control(recipe).get(edge.key)
+            sigma = torch.hypot(torch.as_tensor(noise.sigma, dtype=torch.float64), reduction)
+            has_tails = fmt.precision >= 24 and edge.sigma is not None
+            return Band(sigma=sigma, bound=noise.bound + extra, has_tails=has_tails), control
         if code.replays is None:
             return None
         spread = code.replays.spread(recipe, is_refined=is_refined).get(edge.key)
@@ -211,7 +418,7 @@ class EdgeJudge:
             return None
         sigma = torch.hypot(spread.sigma, reduction)
         bound = 0.0 if spread.bound is None else spread.bound
-        return Band(sigma=sigma, bound=bound, is_measured=True), spread.control
+        return Band(sigma=sigma, bound=bound + extra, is_measured=True), spread.control
 
     def _judge_terms(self, code: Code, edge: CodeEdge) -> None:
         """Judge what each rank gave to a sum over ranks."""
@@ -241,12 +448,21 @@ class EdgeJudge:
         verdict: Verdict | None,
         judged: Tensor | None,
         rank: int | None = None,
+        op: str | None = None,
     ) -> None:
         """Keep a judgement, and a finding where `verdict` is one."""
         call = code.call
         if rank is None and verdict is not None:
             rank = single_rank(edge.cand, assessment.outside, self.view, self.trace.world_size)
         child = None if edge.into is None or check is Check.INPUT else edge.into.module
+        resolution = None if check is Check.PARTIAL else self._resolutions.get(edge.key)
+        smallest_gain = None
+        if resolution is not None and verdict is None and assessment.evidence.elements:
+            smallest_gain = resolution.gain()
+            hidden = unobservable_on_edge(
+                call.module if child is None else child, edge, smallest_gain, is_short=bool(assessment.note)
+            )
+            self.unobservable += [] if hidden is None else [hidden]
         self.judgements.append(
             Judgement(
                 module=call.module,
@@ -263,12 +479,9 @@ class EdgeJudge:
                 order=edge.order,
                 evidence=assessment.evidence,
                 note=_note(code, assessment),
+                smallest_gain=smallest_gain,
             )
         )
-        if assessment.note:
-            self.unobservable.append(
-                Unchecked(module=call.module if child is None else child, why=assessment.note)
-            )
         if verdict is None or assessment.arm is None:
             return
         if child is None and check in (Check.FUNCTION, Check.WIRING):
@@ -296,7 +509,7 @@ class EdgeJudge:
                 verdict=verdict,
                 arm=assessment.arm,
                 recipe=None if recipe is None else recipe.name,
-                op=None if assessment.constant is None else assessment.constant.op,
+                op=op if assessment.constant is None else assessment.constant.op,
                 where=where,
                 signature=signature,
                 evidence=assessment.evidence,
@@ -309,6 +522,7 @@ class EdgeJudge:
                     rank=rank,
                     arm=assessment.arm,
                     recipe=recipe if verdict is Verdict.UNDECLARED_PRECISION else None,
+                    op=op,
                     evidence=assessment.evidence,
                     signature=signature,
                     where=where,
@@ -327,6 +541,11 @@ def _flat(indices: Tensor, shape: torch.Size) -> Tensor:
 MARGIN = 3.0
 MARGINAL_SHARE = 0.01
 """Up to so many bands, in up to this share of the elements, an edge is measured again with more runs."""
+
+
+def _is_alike(recipe: Recipe, other: Recipe) -> bool:
+    """Tell whether two recipes allow the same inside of a single operator."""
+    return replace(recipe, name=other.name, inner=other.inner, reduce=other.reduce) == other
 
 
 def _is_marginal(assessment: Assessment, band: Band) -> bool:

@@ -1,5 +1,6 @@
 """End-to-end figures: the candidate's next-token distribution against the reference's."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from validator.align.traces import Trace
 from validator.capturing.records import RankCapture, TensorRef
 from validator.numerics.distributions import compare_logits
 from validator.numerics.formats import format_of
+from validator.numerics.positions import IGNORED_TARGET
 
 __all__ = ["end_to_end"]
 
@@ -23,30 +25,63 @@ def end_to_end(*, ref: RankCapture, trace: Trace, real: Tensor | None) -> Mappin
         real: `[batch, tokens]` boolean, or None for all.
 
     Returns:
-        The figures of `numerics.distributions` by name, or None where the model has no logits.
+        The figures of `numerics.distributions` by name, with `logit_sigma`, the noise of a logit that the
+        runs themselves have; single positions by their `[sequence, token]`. None where the model has no
+        logits. Perplexity is that of the next token of the input, where the input is tokens.
     """
     root = trace.calls.get(("", 0))
     edge = None if root is None else root.outputs.get("logits")
     ours = next((call for call in ref.calls if call.parent is None and call.n == 0), None)
-    theirs = None if ours is None else ours.outputs.get("logits")
-    if edge is None or not isinstance(theirs, TensorRef) or len(edge.shape) != 3:
+    if ours is None or edge is None:
+        return None
+    theirs = ours.outputs.get("logits")
+    if not isinstance(theirs, TensorRef) or len(edge.shape) != 3:
         return None
     reference, candidate = theirs.read(), edge.read(trace.views[0]).data
     batch, tokens, vocabulary = candidate.shape
     chosen = torch.ones(batch, tokens, dtype=torch.bool)
     if real is not None and real.shape == chosen.shape:
         chosen = real
+    targets = _next_tokens(ours.inputs.get("input_ids"), chosen, vocabulary)
     reference, candidate = reference[chosen], candidate[chosen]
-    sequences = torch.arange(batch)[:, None].expand(batch, tokens)[chosen]
-    difference = candidate.to(torch.float64) - reference.to(torch.float64)
-    # The runs' own typical noise, by the median position: a broken position does not excuse itself.
-    centred = difference - difference.mean(-1, keepdim=True)
-    sigma = float(centred.square().mean(-1).sqrt().median())
-    return compare_logits(
+    sigma = _typical_noise(reference, candidate)
+    figures = compare_logits(
         ref=reference,
         cand=candidate,
         cand_format=format_of(candidate.dtype),
         top_k=min(5, vocabulary),
-        groups=sequences,
+        groups=torch.arange(batch)[:, None].expand(batch, tokens)[chosen],
+        targets=None if targets is None else targets[chosen],
         logit_sigma=sigma,
     ).to_json()
+    places = chosen.nonzero().tolist()
+    flips = figures["flips"]
+    flips["unexplained_positions"] = [places[position] for position in flips["unexplained_positions"]]
+    for listed in (*figures["worst"], *flips["tokens"]):
+        listed["position"] = places[listed["position"]]
+    return {**figures, "logit_sigma": sigma}
+
+
+def _typical_noise(reference: Tensor, candidate: Tensor) -> float | None:
+    """Return the deviation of the logits at the median position: a broken position does not excuse itself.
+
+    Masked and broken logits are left out; None where nothing is left.
+    """
+    difference = candidate.to(torch.float64) - reference.to(torch.float64)
+    difference.masked_fill_(~difference.isfinite(), torch.nan)
+    # What is added to all logits of a position changes no probability.
+    centred = difference - difference.nanmean(-1, keepdim=True)
+    typical = float(centred.square().nanmean(-1).sqrt().nanmedian())
+    return None if math.isnan(typical) else typical
+
+
+def _next_tokens(given: Any, chosen: Tensor, vocabulary: int) -> Tensor | None:
+    """Return `[batch, tokens]` what follows each position in the input; None where that is not tokens."""
+    if not isinstance(given, TensorRef) or tuple(given.meta.shape) != tuple(chosen.shape):
+        return None
+    ids = given.read()
+    if ids.dtype not in (torch.int64, torch.int32) or not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        return None
+    targets = torch.full(chosen.shape, IGNORED_TARGET, dtype=torch.int64)
+    targets[:, :-1] = ids[:, 1:].masked_fill(~chosen[:, 1:], IGNORED_TARGET)
+    return targets

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,35 +10,52 @@ from torch import Tensor, nn
 from validator.align.traces import Edge, Trace
 from validator.capturing.records import RankCapture, TensorRef
 from validator.checks.edges import EdgeJudge, Policy
-from validator.checks.findings import Check, Finding, Judgement, Outcome, Unchecked, Verdict
+from validator.checks.findings import (
+    Check,
+    Finding,
+    Judgement,
+    Outcome,
+    Unchecked,
+    Unobservable,
+    Verdict,
+)
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code
 from validator.checks.parameters import check_parameters
 from validator.checks.replicas import check_replicas
+from validator.checks.unexercised import unexercised
 from validator.checks.views import merge_views, mixed_outputs
 from validator.checks.walk import walk
-from validator.numerics.formats import format_of
-from validator.numerics.recipes import RECIPES, Recipe
+from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 
 __all__ = ["policy_of", "real_positions", "roll_up", "run_checks"]
+
+_Reason = TypeVar("_Reason", Unchecked, Unobservable)
 
 
 def policy_of(declared: Recipe | None) -> Policy:
     """Return what a declared recipe allows.
 
-    Nothing declared allows `fused` and `eager`; a declared one allows itself and, unless it promises more
-    than float32, `fused`. Every other known recipe would be undeclared.
+    Nothing declared allows `fused` and `eager`; a declared recipe allows itself and what of these two it
+    covers. Tried as undeclared are the declared one (`eager`, where there is none) with what each known
+    recipe allows beyond it, strictest first.
     """
-    known = tuple(RECIPES.values())
     if declared is None:
-        return Policy(allowed=known)
-    fused = RECIPES["fused"]
-    is_stricter = any(
-        fmt != "storage" and format_of(fmt).precision > format_of("float32").precision
-        for fmt in (declared.inner, declared.accumulate)
-    )
-    allowed = (declared,) if declared == fused or is_stricter else (fused, declared)
-    return Policy(allowed=allowed, others=tuple(r for r in known if r not in allowed))
+        return Policy(allowed=(FUSED, EAGER), others=_looser(EAGER))
+    fused = replace(FUSED, reduce=declared.reduce, block=declared.block)
+    eager = replace(EAGER, reduce=declared.reduce, block=declared.block)
+    allowed = [strict for strict in (fused, eager) if declared.covers(strict) and not strict.covers(declared)]
+    others: list[Recipe] = []
+    if not declared.covers(fused):
+        # It promises more than float32: that is the first thing to be tried.
+        others.append(fused)
+    basis = declared if not others else fused
+    return Policy(allowed=(*allowed, declared), others=(*others, *_looser(basis)))
+
+
+def _looser(basis: Recipe) -> tuple[Recipe, ...]:
+    looser = (replace(basis.loosened(known), name=known.name) for known in RECIPES.values())
+    return tuple(recipe for recipe in looser if replace(recipe, name=basis.name) != basis)
 
 
 def run_checks(
@@ -69,9 +86,10 @@ def run_checks(
     alone: list[str] = []
     judgements: list[list[Judgement]] = []
     findings: list[list[Finding]] = []
-    unchecked: list[Unchecked] = [Unchecked(module=module, why=why) for module, why in trace.problems]
-    unobservable: list[Unchecked] = []
+    unchecked: list[Unchecked] = []
+    unobservable: list[Unobservable] = []
     covered: set[str] = set()
+    through: set[str] = set()
     done, total = 0, len(trace.calls) * len(trace.views)
     for view in trace.views:
         edge_judge = EdgeJudge(trace=trace, view=view, policy=policy, bench=bench, real=real)
@@ -80,6 +98,7 @@ def run_checks(
             nonlocal done
             if edge_judge.judge(code):
                 covered.update((code.call.module, *code.inlined))
+                through.update(code.inlined)
             done += 1
             if progress is not None:
                 progress(min(done, total), total)
@@ -93,6 +112,8 @@ def run_checks(
         unchecked += missing + edge_judge.unchecked + edge_judge.gaps
         gaps += [gap.module or "the model itself" for gap in edge_judge.gaps]
         unobservable += edge_judge.unobservable
+    # What a caller was judged through needs no row of its own: the caller's says so.
+    unchecked[:0] = [Unchecked(module=m, why=why) for m, why in trace.problems if m not in through]
     mixed = mixed_outputs(trace, judges)
     merged_findings = merge_views(findings, trace.views, mixed)
     merged_judgements = merge_views(judgements, trace.views, mixed)
@@ -102,6 +123,7 @@ def run_checks(
     merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
     merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
     unchecked += _silent(reference, trace, covered)
+    unobservable += unexercised(reference, trace, trace.views[0])
     outcome = Outcome(
         verdict=Verdict.ALIGNED,
         findings=tuple(merged_findings),
@@ -220,5 +242,5 @@ def _notes(trace: Trace) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _unique(items: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
+def _unique(items: Iterable[_Reason]) -> tuple[_Reason, ...]:
     return tuple(dict.fromkeys(items))

@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Arm", "Check", "Evidence", "Finding", "Judgement", "Outcome", "Signature", "Unchecked", "Verdict"]
+__all__ = [
+    "Arm",
+    "Check",
+    "Evidence",
+    "Finding",
+    "Judgement",
+    "Outcome",
+    "Signature",
+    "Unchecked",
+    "Unobservable",
+    "Verdict",
+]
 
 
 class Verdict(StrEnum):
@@ -109,7 +120,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What was said of one edge, aligned or not: a row of the frame."""
+    """What was said of one edge, aligned or not: a row of the frame.
+
+    Attributes:
+        smallest_gain: of an aligned edge that rounding explains, the smallest `g` for which `(1 + g) y` on
+            the whole edge would have shown under `recipe`; inf where none would. None for other edges.
+    """
 
     module: str
     candidate_module: str
@@ -125,6 +141,7 @@ class Judgement:
     recipe: str | None = None
     dtype: str = ""
     note: str = ""
+    smallest_gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +153,26 @@ class Unchecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unobservable:
+    """A fault that this input could not have shown.
+
+    Attributes:
+        module: where the fault would be.
+        what: the fault, such as `"epsilon 1e-06 x10"`.
+        why: the reason why it leaves no trace.
+        propose: the input (or weights) that would show it.
+        smallest: the smallest relative change that would have shown, inf for none; None where the fault has
+            no size.
+    """
+
+    module: str
+    what: str
+    why: str
+    propose: str
+    smallest: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Everything that the checks say of a run.
 
@@ -143,7 +180,7 @@ class Outcome:
         verdict: of the run, rolled up as in DESIGN.md.
         findings: in execution order, parameters first.
         judgements: one an edge.
-        unobservable: edges whose input can't show a systematic fault, with the reason.
+        unobservable: faults that this input could not have shown.
         distribution: end-to-end figures by name, or None where the model has no logits.
         run: metadata of both sides: `{"reference": {...}, "candidate": {...}}`.
         why_inconclusive: reasons, where the verdict is `inconclusive`.
@@ -154,7 +191,7 @@ class Outcome:
     findings: tuple[Finding, ...]
     judgements: tuple[Judgement, ...]
     unchecked: tuple[Unchecked, ...] = ()
-    unobservable: tuple[Unchecked, ...] = ()
+    unobservable: tuple[Unobservable, ...] = ()
     distribution: Mapping[str, Any] | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     why_inconclusive: tuple[str, ...] = ()

@@ -9,15 +9,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from validator.checks.arithmetic import Constant
 from validator.checks.findings import Arm, Evidence
+from validator.checks.roundings import Constant
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import Format, format_of
 from validator.numerics.gain import Gain, gain, slice_gains
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
 
-__all__ = ["Assessment", "Band", "Bench", "judge_constant", "judge_edge", "judge_equal"]
+__all__ = [
+    "GAIN_Z",
+    "MINIMUM_DIFFERING",
+    "Assessment",
+    "Band",
+    "Bench",
+    "gain_floor",
+    "judge_constant",
+    "judge_edge",
+    "judge_equal",
+    "magnitudes",
+    "rows_of",
+    "selected_values",
+]
 
 MEASURED_FACTOR = 1.4
 """How much wider lambda is where sigma is measured by a few stochastic runs.
@@ -163,7 +176,7 @@ def judge_edge(
     selected = torch.ones(cand.shape, dtype=torch.bool) if judged is None else judged.expand(cand.shape)
     where = selected.nonzero()
     y, c = exact[selected], cand[selected].to(torch.float64)
-    sigma, bound = _select(band.sigma, selected), _select(band.bound, selected)
+    sigma, bound = selected_values(band.sigma, selected), selected_values(band.bound, selected)
     if not y.numel():
         return Assessment(arm=None, evidence=Evidence(elements=0), outside=where, note="no element to judge")
     spacing = ulp(y, fmt)
@@ -250,14 +263,14 @@ def judge_constant(
     usable = y.isfinite() & c.isfinite() & x.isfinite() & direction.isfinite() & (direction != 0)
     if int((usable & (c != x)).sum()) < MINIMUM_DIFFERING:
         return None
-    sigma = _select(band.sigma, selected)[usable]
+    sigma = selected_values(band.sigma, selected)[usable]
     y, c, x, direction, where = y[usable], c[usable], x[usable], direction[usable], selected.nonzero()[usable]
     weight = 1 / (ulp(y, fmt).square() / 12 + sigma.square())
     arguments = {
         "reference": direction,
         "weight": weight,
-        "rows": _rows(where, dims),
-        "values": _magnitudes(c, fmt),
+        "rows": rows_of(where, dims),
+        "values": magnitudes(c, fmt),
     }
     limit = math.sqrt(GAIN_Z**2 + 2 * math.log(tried))
     own = gain(difference=c - y, **arguments)
@@ -268,10 +281,10 @@ def judge_constant(
         return None
     share = torch.sqrt((weight * direction.square()).sum() / (weight * y.square()).sum())
     effect = min(abs(own.gain), abs(of_control.gain)) * float(share)
-    return own if effect > _gain_floor(y, sigma, fmt) else None
+    return own if effect > gain_floor(y, sigma, fmt) else None
 
 
-def _gain_floor(y: Tensor, sigma: Tensor, fmt: Format) -> float:
+def gain_floor(y: Tensor, sigma: Tensor, fmt: Format) -> float:
     """Return the gain below which a systematic difference may be the arithmetic's own."""
     floor = fmt.unit_roundoff / 16
     if fmt.precision >= 24:
@@ -308,10 +321,10 @@ def _gains(
     if not bool(usable.any()):
         return empty, None
     y, c, rounded, spacing, sigma = y[usable], c[usable], rounded[usable], spacing[usable], sigma[usable]
-    rows = _rows(where[usable], dims)
+    rows = rows_of(where[usable], dims)
     weight = 1 / (spacing.square() / 12 + sigma.square())
-    values = _magnitudes(c, fmt)
-    floor = _gain_floor(y, sigma, fmt)
+    values = magnitudes(c, fmt)
+    floor = gain_floor(y, sigma, fmt)
     g = gain(difference=c - y, reference=y, weight=weight, rows=rows, values=values)
     if g.abstains or abs(g.gain) <= floor:
         whole = False
@@ -352,14 +365,14 @@ def _gains(
     return g, guilty if whole else None
 
 
-def _magnitudes(c: Tensor, fmt: Format) -> Tensor:
+def magnitudes(c: Tensor, fmt: Format) -> Tensor:
     """Return a label for each stored magnitude: of 16-bit formats the code itself, cheap to count."""
     if fmt.bits == 16 and fmt.dtype is not None:
         return c.to(fmt.dtype).view(torch.int16).to(torch.int64) & 0x7FFF
     return c.abs()
 
 
-def _rows(where: Tensor, dims: tuple[str, ...]) -> Tensor:
+def rows_of(where: Tensor, dims: tuple[str, ...]) -> Tensor:
     """Return the row of each judged element: its place along batch and token, else all dims but the last."""
     row_dims = [i for i, meaning in enumerate(dims) if meaning in ("batch", "token")]
     if not row_dims:
@@ -373,7 +386,8 @@ def _rows(where: Tensor, dims: tuple[str, ...]) -> Tensor:
     return rows
 
 
-def _select(value: Tensor | float, selected: Tensor) -> Tensor:
+def selected_values(value: Tensor | float, selected: Tensor) -> Tensor:
+    """Return a sigma or bound at the selected elements, flat."""
     if isinstance(value, Tensor):
         return value.expand(selected.shape)[selected]
     return torch.full((int(selected.sum()),), value, dtype=torch.float64)

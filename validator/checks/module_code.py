@@ -10,7 +10,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from validator.align.traces import LogicalTensor, TraceCall
-from validator.checks.arithmetic import Constant
+from validator.checks.arithmetic import Step
+from validator.checks.roundings import Constant
+from validator.numerics.bands import Noise
 from validator.numerics.recipes import Recipe
 
 __all__ = ["ALTERATION", "Code", "CodeChoice", "CodeEdge", "Key", "ReplaysOf", "Spread"]
@@ -96,6 +98,20 @@ class ReplaysOf(Protocol):
     def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
         """Return `[*]` `dy / d log(constant)` by edge."""
 
+    def rows(self, recipe: Recipe) -> Mapping[Key, Noise]:
+        """Return what a recipe allows inside of the operator behind each edge that has a single one."""
+
+    def control(
+        self, recipe: Recipe, *, elsewhere: Recipe | None = None, positions: frozenset[int] | None = None
+    ) -> Mapping[Key, Tensor]:
+        """Return `[*]` by edge: the code run to nearest under a recipe, rounded to the candidate's format.
+
+        Args:
+            recipe: of the operators at `positions`, or of all.
+            elsewhere: of the operators that are not at `positions`.
+            positions: as in the code's steps.
+        """
+
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
         """Return `[*]` values by edge with a constant multiplied by `factor`."""
 
@@ -112,6 +128,7 @@ class Code:
         has_children: whether children of it were captured.
         inlined: fqns of children that are part of this code, because the candidate's calls don't line up.
         constants: the numbers in the code (an epsilon, a scale).
+        steps: the operators in the code that round.
         replays: runs the code again; None for a run's inputs, which no code made.
     """
 
@@ -122,4 +139,5 @@ class Code:
     has_children: bool
     inlined: tuple[str, ...]
     constants: tuple[Constant, ...]
+    steps: tuple[Step, ...] = ()
     replays: ReplaysOf | None

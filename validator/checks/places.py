@@ -3,14 +3,14 @@
 Shape legend: * = the edge's shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from validator.align.traces import LogicalTensor, Part, View
 
-__all__ = ["judged_region", "places", "single_rank"]
+__all__ = ["judged_region", "places", "real_region", "single_rank"]
 
 LISTED = 64
 """At most so many tokens, channels or heads are listed in a finding."""
@@ -38,7 +38,7 @@ def judged_region(cand: LogicalTensor, real: Tensor | None, view: View, world_si
     """
     region = None
     if real is not None:
-        region = _real_region(cand, real)
+        region = real_region(cand.data.shape, cand.dims, real)
     if len(view.ranks) < world_size and cand.parts:
         held = torch.zeros(cand.data.shape, dtype=torch.bool)
         for part in cand.parts:
@@ -46,6 +46,29 @@ def judged_region(cand: LogicalTensor, real: Tensor | None, view: View, world_si
                 held[_slices(part)] = True
         region = held if region is None else region & held
     return region
+
+
+def real_region(shape: Sequence[int], dims: Sequence[str], real: Tensor) -> Tensor | None:
+    """Return which elements are of real tokens: a view of `real` in a tensor's shape, or None for all.
+
+    Args:
+        shape: of the tensor.
+        dims: meaning of each dim.
+        real: `[batch, tokens]` boolean.
+    """
+    batch = [i for i, d in enumerate(dims) if d == "batch" and shape[i] == real.shape[0]]
+    token = [i for i, d in enumerate(dims) if d == "token"]
+    if not token:
+        return None
+    if batch and shape[token[0]] == real.shape[1]:
+        sizes = [1] * len(shape)
+        sizes[batch[0]], sizes[token[0]] = real.shape
+        return real.reshape(sizes).expand(tuple(shape))
+    if not batch and shape[token[0]] == real.numel() and real.shape[0] > 1:
+        sizes = [1] * len(shape)
+        sizes[token[0]] = real.numel()
+        return real.reshape(sizes).expand(tuple(shape))
+    return None
 
 
 def single_rank(cand: LogicalTensor, outside: Tensor, view: View, world_size: int) -> int | None:
@@ -78,23 +101,6 @@ def places(outside: Tensor, cand: LogicalTensor) -> Mapping[str, list[int] | Non
         if len(indices) <= LISTED and (len(indices) <= size // 2 or (size <= 2 and len(indices) < size)):
             found[name] = indices
     return found
-
-
-def _real_region(cand: LogicalTensor, real: Tensor) -> Tensor | None:
-    shape, dims = cand.data.shape, cand.dims
-    batch = [i for i, d in enumerate(dims) if d == "batch" and shape[i] == real.shape[0]]
-    token = [i for i, d in enumerate(dims) if d == "token"]
-    if not token:
-        return None
-    if batch and shape[token[0]] == real.shape[1]:
-        sizes = [1] * len(shape)
-        sizes[batch[0]], sizes[token[0]] = real.shape
-        return real.reshape(sizes).expand(shape)
-    if not batch and shape[token[0]] == real.numel() and real.shape[0] > 1:
-        sizes = [1] * len(shape)
-        sizes[token[0]] = real.numel()
-        return real.reshape(sizes).expand(shape)
-    return None
 
 
 def _slices(part: Part) -> tuple[slice, ...]:

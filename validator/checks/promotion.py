@@ -4,14 +4,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from validator.checks.aten_calls import Form, listed, unflatten_call
 
 __all__ = ["result_dtypes"]
 
 _DTYPES: dict[Any, list[Any]] = {}
 
 
-def result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
+def result_dtypes(func: Any, leaves: list[Any], form: Form) -> list[Any]:
     """Return the dtype of each leaf of the operator's result, as torch's own type promotion gives it.
 
     The operator runs once on meta tensors of the reported dtypes; the answer is kept by what
@@ -19,7 +20,7 @@ def result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
     """
     key: Any = (
         func,
-        spec,
+        form,
         tuple(
             (x.dtype, x.dim() == 0)
             if isinstance(x, Tensor)
@@ -40,7 +41,7 @@ def result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
         for x in leaves
     ]
     metas = [torch.device("meta") if isinstance(x, torch.device) else x for x in metas]
-    args, kwargs = tree_unflatten(metas, spec)
+    args, kwargs = unflatten_call(metas, form)
     if _creates(func):
         kwargs["device"] = torch.device("meta")
     try:
@@ -53,9 +54,9 @@ def result_dtypes(func: Any, leaves: list[Any], spec: Any) -> list[Any]:
         for dtype in floats[1:]:
             widest = torch.promote_types(widest, dtype)
         return [widest] * 16
-    labels = [x.dtype if isinstance(x, Tensor) else None for x in tree_flatten(result)[0]]
+    labels = [x.dtype if isinstance(x, Tensor) else None for x in listed(result)]
     # How many tensors a list holds depends on more than the key says.
-    if key is not None and not any("[]" in str(r.type) for r in func._schema.returns):
+    if key is not None and not any(isinstance(r.type, torch.ListType) for r in func._schema.returns):
         _DTYPES[key] = labels
     return labels
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from validator.align.traces import LogicalTensor, PartialSum, Trace, TraceCall, View
 from validator.checks.judge import Assessment, Band, Bench, judge_edge
 from validator.checks.module_code import Code, CodeEdge
-from validator.numerics.bands import matmul_sigma
+from validator.numerics.bands import matmul_sigma, partials_sigma
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
-from validator.numerics.ulp import ulp
 
 __all__ = ["Term", "judge_terms", "reduction_sigma"]
 
@@ -41,16 +40,9 @@ def reduction_sigma(code: Code, edge: CodeEdge, recipe: Recipe) -> Tensor:
         return zero
     dtype = edge.cand.data.dtype if recipe.reduce == "storage" else getattr(torch, recipe.reduce)
     fmt = format_of(dtype)
-    variance = torch.zeros_like(edge.exact)
-    prefix = torch.zeros_like(edge.exact)
     # The sum's own rounding is the result's, unless a bias is added to it.
-    roundings = len(terms) - (getattr(code.module, "bias", None) is None)
-    for i, term in enumerate(terms):
-        variance += ulp(term, fmt).nan_to_num().square() / 12
-        prefix = prefix + term
-        if 0 < i < roundings:
-            variance += ulp(prefix, fmt).nan_to_num().square() / 12
-    return variance.sqrt()
+    has_bias = getattr(code.module, "bias", None) is not None
+    return partials_sigma(terms, fmt, roundings=len(terms) - 1 - (not has_bias))
 
 
 def judge_terms(

@@ -37,6 +37,7 @@ class ShadowTensor(Tensor):
         bound64: `[*]` float64 or None: hard bound on a coherent error of the last operator.
         unknown: name of an operator behind this value whose rounding is not known, or "".
         aliases: the shadows that share this one's values: views of it, what it is a view of, and itself.
+        slots: where it stands on each tape that it was recorded on.
     """
 
     data64: Tensor
@@ -47,6 +48,7 @@ class ShadowTensor(Tensor):
     bound64: Tensor | None
     unknown: str
     aliases: "WeakSet[ShadowTensor]"
+    slots: dict[int, int]
 
     @staticmethod
     def __new__(  # noqa: D102 - the class says what it takes
@@ -80,6 +82,7 @@ class ShadowTensor(Tensor):
         shadow.unknown = unknown
         shadow.aliases = WeakSet() if aliases is None else aliases
         shadow.aliases.add(shadow)
+        shadow.slots = {}
         return shadow
 
     def __repr__(self) -> str:  # type: ignore[override]

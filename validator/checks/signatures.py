@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from validator.checks.arithmetic import Constant
 from validator.checks.findings import Signature
 from validator.checks.module_code import ALTERATION, Key, ReplaysOf
+from validator.checks.roundings import Constant
 from validator.numerics.formats import Format
 from validator.numerics.ulp import ulp
 

@@ -21,6 +21,7 @@ def summarise(
     evidence: Evidence,
     signature: Signature | None,
     where: Mapping[str, Any],
+    op: str | None = None,
 ) -> str:
     """Say in one sentence what is wrong where, and what it looks like."""
     name = module or "the model"
@@ -32,7 +33,8 @@ def summarise(
     on_rank = "" if rank is None else f" on rank {rank}"
     share = f"{evidence.outside} of {evidence.elements} elements"
     if recipe is not None:
-        return f"{subject}{on_rank} is explained by the recipe {recipe.name!r} alone, which was not declared"
+        by = f"the recipe {recipe.name!r} alone{'' if op is None else f' (in {op})'}"
+        return f"{subject}{on_rank} is explained by {by}, which was not declared"
     if arm is Arm.EXACT:
         what = (
             f"differs in {share}, and nothing is computed there"

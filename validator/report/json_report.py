@@ -16,7 +16,7 @@ from validator.checks.findings import Evidence, Finding, Outcome, Signature, Unc
 from validator.errors import ValidatorError
 from validator.report import facts
 
-__all__ = ["SCHEMA_VERSION", "error_json", "plain", "schema", "to_json"]
+__all__ = ["SCHEMA_VERSION", "error_json", "finding_json", "plain", "schema", "to_json"]
 
 SCHEMA_VERSION = 1
 _PLACES = ("tokens", "channels", "heads", "experts")
@@ -28,12 +28,13 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     document: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "verdict": outcome.verdict,
-        "first_divergence": None if first is None else _finding(first),
-        "findings": [_finding(finding) for finding in outcome.findings],
+        "first_divergence": None if first is None else finding_json(first),
+        "findings": [finding_json(finding) for finding in outcome.findings],
         "checked": {
             **{check.value: n for check, n in facts.checked(outcome).items()},
             "unchecked": _reasons(outcome.unchecked),
-            "unobservable": _reasons(outcome.unobservable),
+            "unobservable": [dataclasses.asdict(item) for item in outcome.unobservable],
+            "smallest_gains": _smallest_gains(outcome),
         },
         "distribution": outcome.distribution,
         "run": outcome.run,
@@ -49,14 +50,8 @@ def error_json(error: ValidatorError) -> dict[str, Any]:
     return {"schema": SCHEMA_VERSION, "error": {"kind": error.kind, "message": str(error)}}
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of all kinds of document."""
-    text = resources.files("validator.report").joinpath("schema.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding in the words of schema 1; `plain` makes JSON of it."""
     return {
         "module": finding.module,
         "candidate_module": finding.candidate_module,
@@ -76,6 +71,13 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of all kinds of document."""
+    text = resources.files("validator.report").joinpath("schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
 def _signature(signature: Signature) -> dict[str, Any]:
     return {
         "kind": signature.kind,
@@ -90,6 +92,21 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
 
 def _reasons(items: Sequence[Unchecked]) -> list[dict[str, str]]:
     return [{"module": item.module, "why": item.why} for item in items]
+
+
+def _smallest_gains(outcome: Outcome) -> list[dict[str, Any]]:
+    return [
+        {
+            "module": judgement.module,
+            "into": judgement.into,
+            "path": judgement.path,
+            "call": judgement.call,
+            "recipe": judgement.recipe,
+            "smallest_gain": judgement.smallest_gain,
+        }
+        for judgement in outcome.judgements
+        if judgement.smallest_gain is not None
+    ]
 
 
 def plain(value: Any) -> Any:

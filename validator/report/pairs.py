@@ -13,11 +13,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from validator.checks.findings import Verdict
-from validator.comparison import Comparison, Pair, Slice
+from validator.capturing.noise import Noise
+from validator.checks.findings import Finding, Verdict
+from validator.comparing.records import Comparison, Pair, Slice
 from validator.numerics.metrics import Metrics
 from validator.report import phrases
-from validator.report.json_report import SCHEMA_VERSION, plain
+from validator.report.json_report import SCHEMA_VERSION, finding_json, plain
 from validator.report.result import EXIT_CODES
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonResult"]
 
 _SHOWN = 15
+_STYLES = {
+    Verdict.ALIGNED: "bold green",
+    Verdict.DIVERGENT: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+}
 _PAIR_COLUMNS = (
     "module",
     "candidate_module",
@@ -40,6 +46,7 @@ _PAIR_COLUMNS = (
 _METRIC_COLUMNS = tuple(
     f.name for f in dataclasses.fields(Metrics) if f.name not in ("dims", "ulp_steps_histogram")
 )
+_JUDGED_COLUMNS = ("verdict", "gap", "arm", "max_over_band", "outside")
 _SLICE_COLUMNS = ("worst_slice_dim", "worst_slice_meaning", "worst_slice_index", "worst_slice_rel_l2")
 
 
@@ -51,12 +58,22 @@ class ComparisonResult:
 
     @property
     def verdict(self) -> Verdict:
-        """`aligned` where every element is the reference's, rounded once at most, else `inconclusive`."""
+        """Of the whole comparison; `divergent` only where the reference's capture holds noise."""
         return self.comparison.verdict
 
     @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The tensors that noise can't explain, in execution order, parameters first."""
+        return self.comparison.findings
+
+    @property
+    def first_divergence(self) -> Finding | None:
+        """The first finding, or None. The fault is there, or shortly before and smaller than the noise."""
+        return next(iter(self.comparison.findings), None)
+
+    @property
     def exit_code(self) -> int:
-        """0 aligned, 3 inconclusive."""
+        """0 aligned, 1 divergent, 3 inconclusive."""
         return EXIT_CODES[self.verdict]
 
     def to_frame(self) -> "pd.DataFrame":
@@ -67,10 +84,13 @@ class ComparisonResult:
             {name: getattr(pair, name) for name in _PAIR_COLUMNS}
             | {name: getattr(pair.metrics, name) for name in _METRIC_COLUMNS}
             | dict(zip(_SLICE_COLUMNS, _astuple(_worst_slice(pair)), strict=True))
+            | dict(zip(_JUDGED_COLUMNS, _judged(pair), strict=True))
             for pair in self.comparison.pairs
         ]
-        frame = pd.DataFrame(rows, columns=[*_PAIR_COLUMNS, *_METRIC_COLUMNS, *_SLICE_COLUMNS])
-        counts = ["rank", "worst_slice_dim", "worst_slice_index"]
+        frame = pd.DataFrame(
+            rows, columns=[*_PAIR_COLUMNS, *_METRIC_COLUMNS, *_SLICE_COLUMNS, *_JUDGED_COLUMNS]
+        )
+        counts = ["rank", "worst_slice_dim", "worst_slice_index", "outside"]
         counts += [name for name in _METRIC_COLUMNS if name.startswith("ulp_steps")]
         return frame.astype(dict.fromkeys(counts, "Int64"))
 
@@ -81,8 +101,13 @@ class ComparisonResult:
             {
                 "schema": SCHEMA_VERSION,
                 "verdict": comparison.verdict,
+                "first_divergence": None
+                if self.first_divergence is None
+                else finding_json(self.first_divergence),
+                "findings": [finding_json(finding) for finding in comparison.findings],
                 "reference": comparison.reference,
                 "candidate": comparison.candidate,
+                "noise": None if comparison.noise is None else _noise_json(comparison.noise),
                 "pairs": [_pair_json(pair) for pair in comparison.pairs],
                 "why_inconclusive": comparison.why_inconclusive,
                 "notes": comparison.notes,
@@ -104,11 +129,10 @@ class ComparisonResult:
         """Yield the verdict, the worst pairs, and what else a reader must know."""
         pairs = self.comparison.pairs
         differing = sorted((pair for pair in pairs if pair.differs), key=_badness, reverse=True)
-        style = "bold green" if self.verdict is Verdict.ALIGNED else "bold yellow"
-        yield Text(_headline(self.comparison, len(differing)), style=style)
+        yield Text(_headline(self.comparison, len(differing)), style=_STYLES[self.verdict])
         if differing:
             yield Text("")
-            yield _table(differing[:_SHOWN])
+            yield _table(differing[:_SHOWN], is_judged=self.comparison.noise is not None)
         remarks = Table.grid(padding=(0, 2))
         for label, text in _remarks(self.comparison, differing):
             remarks.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
@@ -129,13 +153,25 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
         "metrics": {**metrics, "ulp_steps_histogram": pair.metrics.ulp_steps_histogram},
         "slices": [dataclasses.asdict(worst) for worst in pair.slices],
         "ranks": [{"rank": rank, "rel_l2": rel_l2} for rank, rel_l2 in pair.ranks.items()],
+        "judged": None if pair.judged is None else dataclasses.asdict(pair.judged),
     }
+
+
+def _noise_json(noise: Noise) -> dict[str, Any]:
+    return {name: getattr(noise, name) for name in ("runs", "recipe", "dtype", "unknown")}
 
 
 def _headline(comparison: Comparison, differing: int) -> str:
     total = phrases.count(len(comparison.pairs), "tensor")
+    if comparison.findings:
+        rank = "" if comparison.findings[0].rank is None else f", rank {comparison.findings[0].rank}"
+        return f"divergent: first seen at {phrases.edge_name(comparison.findings[0])}{rank}"
+    if comparison.verdict is Verdict.ALIGNED and differing and comparison.noise is not None:
+        return f"aligned: {total}, explained by the noise in the reference's capture"
     if comparison.verdict is Verdict.ALIGNED:
         return f"aligned: {total}, every element the reference's own, rounded once at most"
+    if differing and comparison.noise is not None:
+        return f"inconclusive: {differing} of {total} differ, and not all of them could be judged"
     if differing:
         return (
             f"inconclusive: {differing} of {total} differ, and nothing says how far rounding can carry them"
@@ -143,11 +179,12 @@ def _headline(comparison: Comparison, differing: int) -> str:
     return f"inconclusive: {total} agree, but not all could be compared"
 
 
-def _table(pairs: list[Pair]) -> Table:
+def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
     table = Table(box=None, pad_edge=True, header_style="dim")
     for name in ("worst first", "tensor"):
         table.add_column(name, overflow="fold")
-    for name in ("rel_l2", "max_abs", "ulp p99", "ulp max", "differ"):
+    names = ("rel_l2", "max_abs", "ulp p99", "ulp max", "differ")
+    for name in (*names, "of noise") if is_judged else names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("worst slice", overflow="fold")
     for pair in pairs:
@@ -160,6 +197,7 @@ def _table(pairs: list[Pair]) -> Table:
             _figure(metrics.ulp_steps_p99),
             _figure(metrics.ulp_steps_max),
             phrases.percent(metrics.mismatched, metrics.elements or 1),
+            *([_figure(_judged(pair)[3])] if is_judged else []),
             _slice_name(pair),
         )
         table.add_row(*(Text(phrases.printable(cell)) for cell in cells))
@@ -170,8 +208,12 @@ def _remarks(comparison: Comparison, differing: list[Pair]) -> Iterator[tuple[st
     if len(differing) > _SHOWN:
         yield "more", f"{len(differing) - _SHOWN} more differ: --csv FILE or --json FILE has all of them"
     first = comparison.first_difference
-    if first is not None:
+    if comparison.findings:
+        yield "what", comparison.findings[0].summary
+    elif first is not None:
         yield "first", f"{phrases.module_name(first.module)}, {_tensor_name(first)} differs first"
+    if comparison.noise is not None:
+        yield "noise", _noise_text(comparison.noise)
     broken = [pair for pair in differing if pair.metrics.class_mismatched]
     if broken:
         yield "class", f"NaN or infinity on one side alone in {phrases.count(len(broken), 'tensor')}"
@@ -183,6 +225,14 @@ def _remarks(comparison: Comparison, differing: list[Pair]) -> Iterator[tuple[st
         yield "next", "validator check TARGET --capture CANDIDATE judges each operator of a capture"
 
 
+def _noise_text(noise: Noise) -> str:
+    dtype = noise.dtype or "the reference's dtype"
+    return (
+        f"of {noise.runs} stochastic runs in {dtype}, recipe {noise.recipe}: that of all that comes before a "
+        "tensor, so a smaller fault passes unseen, and a fault may show later than where it is"
+    )
+
+
 def _tensor_name(pair: Pair) -> str:
     call = f", call {pair.call}" if pair.call else ""
     rank = "" if pair.rank is None else f", rank {pair.rank}"
@@ -190,9 +240,23 @@ def _tensor_name(pair: Pair) -> str:
     return (pair.side if path in ("", pair.side) else f"{pair.side} {path}") + call + rank
 
 
-def _badness(pair: Pair) -> tuple[bool, float, int]:
-    rel_l2 = pair.metrics.rel_l2
-    return pair.metrics.class_mismatched > 0, -1.0 if math.isnan(rel_l2) else rel_l2, pair.metrics.mismatched
+def _badness(pair: Pair) -> tuple[float, float, int]:
+    """Return what pairs are sorted by: how far beyond their noise they are, where that is known."""
+    judged, rel_l2 = pair.judged, pair.metrics.rel_l2
+    beyond = math.inf if pair.metrics.class_mismatched else 0.0
+    if judged is not None:
+        evidence = judged.evidence
+        beyond = (evidence.max_over_band or 0.0) if evidence is not None else math.inf if judged.arm else 0.0
+    return beyond, -1.0 if math.isnan(rel_l2) else rel_l2, pair.metrics.mismatched
+
+
+def _judged(pair: Pair) -> tuple[Any, ...]:
+    judged = pair.judged
+    if judged is None:
+        return (None,) * len(_JUDGED_COLUMNS)
+    names = (None if name is None else str(name) for name in (judged.verdict, judged.gap, judged.arm))
+    evidence = judged.evidence
+    return (*names, *((None, None) if evidence is None else (evidence.max_over_band, evidence.outside)))
 
 
 def _worst_slice(pair: Pair) -> Slice | None:

@@ -10,6 +10,7 @@ __all__ = [
     "NO_BREAK_SPACE",
     "count",
     "edge_name",
+    "group",
     "listing",
     "module_name",
     "number",
@@ -77,6 +78,12 @@ def listing(items: Sequence[str], limit: int, separator: str = ", ") -> str:
 def module_name(fqn: str) -> str:
     """Return the fqn as a reader sees it: the model itself has an empty one."""
     return fqn or "(the model itself)"
+
+
+def group(fqns: Sequence[str]) -> str:
+    """Return `lm_head`, or `28 modules (model.layers.0.mlp, ...)`."""
+    name = module_name(fqns[0])
+    return name if len(fqns) == 1 else f"{len(fqns)} modules ({name}, ...)"
 
 
 def edge_name(finding: Finding) -> str:

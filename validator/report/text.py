@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from validator.checks.findings import Check, Finding, Outcome, Unchecked, Verdict
+from validator.checks.findings import Check, Finding, Outcome, Unchecked, Unobservable, Verdict
 from validator.report import facts, finding_text, phrases
 from validator.report.screen import Row, Screen, Section
 
@@ -84,7 +84,7 @@ def _summary(outcome: Outcome) -> Iterator[Row]:
     if outcome.unchecked:
         yield Row(label="unchecked", text=_reasons(outcome.unchecked))
     if outcome.unobservable:
-        yield Row(label="unobservable", text=_reasons(outcome.unobservable))
+        yield from _unobservable(outcome.unobservable)
     yield from _distribution(outcome.distribution or {})
     yield from _limited("note", outcome.notes)
 
@@ -105,6 +105,22 @@ def _reasons(items: Sequence[Unchecked]) -> str:
     return f"{len(items)}: {phrases.listing(shown, _REASONS, '; ')}"
 
 
+def _unobservable(items: Sequence[Unobservable]) -> Iterator[Row]:
+    """One row for each of the first kinds of fault that would not have shown, the most frequent first."""
+    kinds: dict[tuple[str, str], dict[str, Unobservable]] = {}
+    for item in items:
+        kinds.setdefault((item.what, item.why), {}).setdefault(item.module, item)
+    ordered = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+    for (what, why), modules in ordered[:_REASONS]:
+        first = next(iter(modules.values()))
+        yield Row(
+            label="unobservable",
+            text=f"{what} in {phrases.group(list(modules))}: {why}; {first.propose} would show it",
+        )
+    if len(ordered) > _REASONS:
+        yield Row(label="unobservable", text=f"... and {len(ordered) - _REASONS} more kinds (see --json)")
+
+
 def _distribution(figures: Mapping[str, Any]) -> Iterator[Row]:
     """Rows for the figures of `numerics.distributions`; those that are missing are left out."""
     ways = [
@@ -113,16 +129,28 @@ def _distribution(figures: Mapping[str, Any]) -> Iterator[Row]:
         if key in figures
     ]
     if ways:
-        floor = figures.get("kl_noise_floor")
-        rounding = "" if floor is None else f" (rounding alone gives {phrases.number(floor)})"
-        yield Row(label="KL", text="; ".join(ways) + rounding)
+        yield Row(label="KL", text="; ".join(ways) + _floors(figures))
     if "top1_agreement" in figures:
         positions = f" of {figures['positions']} positions" if "positions" in figures else ""
         share = phrases.percent(figures["top1_agreement"])
         yield Row(label="top-1", text=f"same token at {share}{positions}{_flips(figures.get('flips'))}")
 
 
+def _floors(figures: Mapping[str, Any]) -> str:
+    """Say what KL noise alone would give: noise as great as the logits', and that of storing them."""
+    if "kl_noise_floor" not in figures:
+        return ""
+    storage = ""
+    if "kl_storage_floor" in figures:
+        storage = f", storing them alone {phrases.number(figures['kl_storage_floor'])}"
+    return f" (noise like that of the logits gives {phrases.number(figures['kl_noise_floor'])}{storage})"
+
+
 def _flips(flips: Mapping[str, Any] | None) -> str:
     if not flips or not flips["count"]:
         return ""
-    return f"; {flips['explained']} of {phrases.count(flips['count'], 'flip')} explained by the margin"
+    explained = f"; {flips['explained']} of {phrases.count(flips['count'], 'flip')} explained by the margin"
+    if flips.get("p_value") is None:
+        return explained
+    expected, p = phrases.number(flips["expected"]), phrases.number(flips["p_value"])
+    return f"{explained}, {expected} expected (p = {p})"

@@ -12,7 +12,7 @@ import torch
 
 from validator.sharding.plan import Holding, Plan
 
-__all__ = ["can_stream", "stream"]
+__all__ = ["BlockReader", "can_stream", "stream"]
 
 _BLOCK = 1 << 19
 
@@ -40,7 +40,7 @@ def stream(
         yield from blocks(holdings[0].rank)
         return
     rows = prod(plan.shape[:dim])
-    readers = [(_Reader(blocks(h.rank)), prod(h.shape[dim:])) for h in holdings]
+    readers = [(BlockReader(blocks(h.rank)), prod(h.shape[dim:])) for h in holdings]
     at_once = max(1, _BLOCK // max(1, prod(plan.shape[dim:])))
     if at_once > 1:
         for start in range(0, rows, at_once):
@@ -54,7 +54,7 @@ def stream(
         reader.finish()
 
 
-class _Reader:
+class BlockReader:
     """Takes as many elements as are asked for from blocks of any lengths."""
 
     def __init__(self, blocks: Iterator[torch.Tensor]) -> None:

@@ -1,0 +1,200 @@
+"""Compare two captures tensor by tensor, without a model.
+
+Without the model, and without noise in the reference's capture, nothing says how far rounding can carry each
+tensor, so figures are all there is: the comparison is aligned where every element is the reference's, rounded
+once at most, else inconclusive. With noise each tensor is judged.
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from validator.align.traces import Edge, Trace, TraceCall, View
+from validator.capturing.manifest import ProofStatus
+from validator.capturing.noise import Noise
+from validator.capturing.reader import Capture
+from validator.capturing.records import Parameter, RankCapture, TensorRef
+from validator.checks.engine import real_positions
+from validator.checks.findings import Arm, Evidence, Finding, Verdict
+from validator.comparing.figures import are_identical, figures
+from validator.comparing.findings import open_questions, pair_finding, passed_over
+from validator.comparing.records import Comparison, Figures, Pair
+from validator.comparing.sides import traces, unmatched
+from validator.comparing.verdicts import Verdicts
+from validator.errors import CaptureError, MismatchError
+
+__all__ = ["NO_NOISE", "compare_captures"]
+
+NO_NOISE = "the reference capture holds no propagated noise, so nothing says what rounding explains"
+
+_THREADS = 2  # one reads while another measures; each holds a block of both sides
+
+
+def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
+    """Compare two captures of the same model on the same inputs.
+
+    A sharded candidate is put together first if the reference has one rank. Captures of equally many ranks
+    are compared rank by rank.
+
+    Raises:
+        MismatchError: the captures share no module or no call, or their numbers of ranks don't fit.
+        CaptureError: a rank is missing, or a file is damaged.
+    """
+    pairs: list[Pair] = []
+    findings: list[Finding] = []
+    notes: list[str] = []
+    missed: list[str] = []
+    for rank, ours, trace in traces(ref, cand):
+        comparer = _Comparer(ours, trace, rank, ref.manifest.noise)
+        pairs += comparer.pairs()
+        findings += comparer.findings
+        missed += comparer.missed
+        notes += unmatched(trace)
+    if not pairs:
+        raise MismatchError(f"{ref.path} and {cand.path} have no tensor in common, so nothing was compared")
+    why = [f"{len(missed)} tensors could not be compared: {missed[0]}"] if missed else []
+    why += [
+        f"looking changed the {side}'s run: {capture.manifest.proof.reason}"
+        for side, capture in (("reference", ref), ("candidate", cand))
+        if capture.manifest.proof.status is ProofStatus.CHANGED
+    ]
+    if ref.manifest.noise is not None:
+        why += open_questions(pairs)
+        notes += passed_over(pairs)
+    elif any(pair.differs for pair in pairs):
+        why.append(NO_NOISE)
+    return Comparison(
+        reference=str(ref.path),
+        candidate=str(cand.path),
+        pairs=tuple(pairs),
+        findings=tuple(findings),
+        noise=ref.manifest.noise,
+        notes=tuple(dict.fromkeys(notes)),
+        why_inconclusive=tuple(why),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """An edge as one view of the candidate saw it, and the reference's tensor.
+
+    Attributes:
+        moment: when the reference had it, in its sequence of events; -1 for a parameter.
+    """
+
+    edge: Edge
+    ref: TensorRef
+    view: View
+    call: TraceCall | None
+    side: str
+    moment: int = -1
+    parameter: Parameter | None = None
+
+
+_Measured = tuple[Figures, tuple[Arm | None, Evidence] | None]
+
+
+class _Comparer:
+    """Compares a trace with the reference's capture; equal pairs of bits are measured once."""
+
+    def __init__(self, ref: RankCapture, trace: Trace, rank: int | None, noise: Noise | None) -> None:
+        self.missed: list[str] = [f"{module}: {why}" for module, why in trace.problems]
+        self.findings: list[Finding] = []
+        self._ref = ref
+        self._trace = trace
+        self._rank = rank
+        self._jobs = list(self._all_jobs())
+        self._verdicts = None
+        if noise is not None:
+            elements = sum(prod(job.edge.shape) for job in self._jobs if job.ref.noise is not None)
+            self._verdicts = Verdicts(ref, noise, elements=elements, real=real_positions(ref))
+
+    def pairs(self) -> Iterator[Pair]:
+        """Yield the pairs in execution order, parameters first."""
+        measured: dict[tuple[object, ...], Future[_Measured]] = {}
+        with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+            for job in self._jobs:
+                if _identity(job) not in measured:
+                    measured[_identity(job)] = threads.submit(self._measure, job)
+            try:
+                for job in self._jobs:
+                    yield from self._pair(job, measured[_identity(job)])
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    def _all_jobs(self) -> Iterator[_Job]:
+        for name, edge in self._trace.parameters.items():
+            parameter = self._ref.parameters[name]
+            for view in self._views(edge):
+                yield _Job(
+                    edge=edge, ref=parameter.ref, view=view, call=None, side="parameter", parameter=parameter
+                )
+        ours = {(call.module, call.n): call for call in self._ref.calls}
+        moments: list[tuple[int, str, TraceCall, Mapping[str, Edge], Mapping[str, Any]]] = []
+        for key, call in self._trace.calls.items():
+            start, end = ours[key].start, ours[key].end
+            moments.append((start, "input", call, call.inputs, ours[key].inputs))
+            moments.append((start if end is None else end, "output", call, call.outputs, ours[key].outputs))
+        for moment, side, call, edges, values in sorted(moments, key=lambda moment: moment[0]):
+            for path, edge in edges.items():
+                for view in self._views(edge):
+                    yield _Job(edge=edge, ref=values[path], view=view, call=call, side=side, moment=moment)
+
+    def _views(self, edge: Edge) -> tuple[View, ...]:
+        return self._trace.views if edge.disagreeing else self._trace.views[:1]
+
+    def _measure(self, job: _Job) -> _Measured:
+        judge = None
+        if self._verdicts is not None and not are_identical(job.ref, job.edge):
+            judge = self._verdicts.judge(job.ref, job.edge)
+        if judge is None:
+            return figures(ref=job.ref, cand=job.edge, view=job.view), None
+        return figures(ref=job.ref, cand=job.edge, view=job.view, also=judge.add), judge.result()
+
+    def _pair(self, job: _Job, future: Future[_Measured]) -> Iterator[Pair]:
+        edge, call = job.edge, job.call
+        try:
+            made, judged = future.result()
+        except CaptureError as error:
+            if job.parameter is None or job.parameter.row_hashes is None:
+                raise
+            self.missed.append(str(error))
+            return
+        theirs = self._trace.candidate_parameters[edge.path] if call is None else call.candidate_module
+        pair = Pair(
+            module=edge.path.rpartition(".")[0] if call is None else call.module,
+            candidate_module=theirs.rpartition(".")[0] if call is None else theirs,
+            call=0 if call is None else call.n,
+            side=job.side,
+            path=edge.path,
+            rank=job.view.ranks[0] if edge.disagreeing else self._rank,
+            reference_dtype=job.ref.meta.dtype,
+            candidate_dtype=edge.dtype,
+            shape=edge.shape,
+            metrics=made.metrics,
+            slices=made.slices,
+            ranks=made.ranks,
+        )
+        if self._verdicts is None:
+            yield pair
+            return
+        if job.parameter is not None:
+            said = self._verdicts.of_parameter(job.parameter, differs=pair.differs)
+        else:
+            said = self._verdicts.of_edge(job.ref, edge, judged, moment=job.moment, differs=pair.differs)
+        if said.verdict is Verdict.DIVERGENT:
+            parent = None if call is None or call.parent is None else self._trace.calls.get(call.parent)
+            self.findings.append(pair_finding(pair, said, caller=parent, order=job.moment))
+        yield replace(pair, judged=said)
+
+
+def _identity(job: _Job) -> tuple[object, ...]:
+    """Return what decides the figures: the bits of both sides, where they are known by a checksum."""
+    meta, edge = job.ref.meta, job.edge
+    if edge.checksum is None:
+        return (id(job),)
+    noise = None if job.ref.noise is None else job.ref.noise.meta.checksum
+    return (meta.checksum, meta.dtype, noise, edge.checksum, edge.dtype, edge.shape, edge.dims, edge.parts)

@@ -1,0 +1,79 @@
+"""The two sides of a comparison, brought together: one trace, or one a rank."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from validator.align.builder import build_trace
+from validator.align.traces import Trace
+from validator.capturing.reader import Capture
+from validator.capturing.records import RankCapture, TensorRef
+from validator.errors import CaptureError, MismatchError
+
+__all__ = ["traces", "unmatched"]
+
+
+def traces(ref: Capture, cand: Capture) -> Iterator[tuple[int | None, RankCapture, Trace]]:
+    """Yield the rank that is compared (None for a whole candidate), the reference's capture, and the trace.
+
+    Raises:
+        CaptureError: a rank is missing.
+        MismatchError: the numbers of ranks don't fit.
+    """
+    for side in (ref, cand):
+        missing = [rank for rank in range(side.manifest.world_size) if rank not in side.ranks]
+        if missing:
+            raise CaptureError(
+                f"{side.path} lacks rank {missing[0]} of {side.manifest.world_size}: copy the other ranks' "
+                "files into the folder, or capture all ranks."
+            )
+    if len(ref.ranks) == 1:
+        ours = ref.rank(0)
+        yield None, ours, build_trace(cand=[cand.rank(rank) for rank in cand.ranks], ref=ours)
+    elif ref.ranks == cand.ranks:
+        for rank in ref.ranks:
+            ours = ref.rank(rank)
+            yield rank, ours, build_trace(cand=[_unplaced(cand.rank(rank))], ref=ours)
+    else:
+        raise MismatchError(
+            f"{ref.path} has {len(ref.ranks)} ranks and {cand.path} has {len(cand.ranks)}: compare with a "
+            "reference of one rank, or of as many ranks"
+        )
+
+
+def unmatched(trace: Trace) -> list[str]:
+    """Say what one side alone has."""
+    names = (
+        ("modules", "reference", trace.unmatched_reference),
+        ("modules", "candidate", trace.unmatched_candidate),
+        ("parameters", "reference", trace.unmatched_parameters[0]),
+        ("parameters", "candidate", trace.unmatched_parameters[1]),
+    )
+    return [
+        f"{len(found)} {kind} of the {side} have no partner, such as {found[0]!r}"
+        for kind, side, found in names
+        if found
+    ]
+
+
+def _unplaced(capture: RankCapture) -> RankCapture:
+    """Return a rank's capture with its parts of sharded tensors as tensors of their own."""
+
+    def part(value: object) -> object:
+        if not isinstance(value, TensorRef):
+            return value
+        return replace(value, meta=replace(value.meta, placements=None, mesh=None, global_shape=None))
+
+    def parts(values: Mapping[str, object]) -> dict[str, object]:
+        return {path: part(value) for path, value in values.items()}
+
+    return replace(
+        capture,
+        calls=tuple(
+            replace(call, inputs=parts(call.inputs), outputs=parts(call.outputs)) for call in capture.calls
+        ),
+        collectives=(),
+        parameters={
+            name: replace(parameter, ref=part(parameter.ref))  # type: ignore[arg-type]
+            for name, parameter in capture.parameters.items()
+        },
+    )
