@@ -76,7 +76,8 @@ class Layer(nn.Module):
         mixed = nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
         x = x + self.o(mixed.to(x.dtype))
         y = self.norms[1](x)
-        return x + self.down(self.act(self.gate(y)) * self.up(y))
+        branch: Tensor = self.down(self.act(self.gate(y)) * self.up(y))
+        return x + branch
 
 
 def main() -> int:

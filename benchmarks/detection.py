@@ -40,7 +40,7 @@ from benchmarks.tables import (
     as_markdown,
     show,
 )
-from tests.grid import fields_of, healthy_grid, pairwise
+from tests.grid import each_value, fields_of, healthy_grid, pairwise
 from tests.models import KERNELS
 from tests.planted import KINDS, Expectation
 from tests.ranks import RankPool
@@ -114,18 +114,28 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def plan(*, seeds: int) -> list[Trial]:
-    """Return the cases: for each fault, family and seed a selection that holds every pair of settings."""
-    trials = []
+    """Return the cases, the most telling first, so that a run that is stopped early has them.
+
+    A selection that holds every setting of each fault comes first, for one seed, then the healthy ports (for
+    each family and seed a selection that holds every pair of settings, and the variations), then the faults
+    with the other seeds, and then in every pair of settings.
+    """
+    first: list[Trial] = []
+    healthy: list[Trial] = []
+    each: list[Trial] = []
+    pairs: list[Trial] = []
     for seed in range(seeds):
         for fault in _FAULTS.values():
-            trials += pairwise(list(_faulty(fault, seed)), values=_settings)
+            cases = list(_faulty(fault, seed))
+            (each if seed else first).extend(each_value(cases, values=_settings))
+            pairs += pairwise(cases, values=_settings)
         for family in KERNELS:
-            trials += [Trial(setup=setup) for setup in pairwise(healthy_grid(family, seed=seed))]
+            healthy += [Trial(setup=setup) for setup in pairwise(healthy_grid(family, seed=seed))]
         for variation in VARIATIONS.values():
-            trials += [
+            healthy += [
                 Trial(setup=replace(setup, seed=seed), variation=variation.name) for setup in variation.setups
             ]
-    return trials
+    return list(dict.fromkeys((*first, *healthy, *each, *pairs)))
 
 
 def _faulty(fault: Expectation, seed: int) -> Iterator[Trial]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tests.families import FAMILIES
 from tests.models import EXPERTS, KERNELS, TRAINED, Setup
 
-__all__ = ["fields_of", "healthy_grid", "pairs", "pairwise"]
+__all__ = ["each_value", "fields_of", "healthy_grid", "pairs", "pairwise"]
 
 Item = TypeVar("Item")
 
@@ -55,23 +55,35 @@ def fields_of(record: Any) -> list[tuple[str, Any]]:
     return [(field.name, getattr(record, field.name)) for field in fields(record)]
 
 
+def each_value(
+    items: Sequence[Item], values: Callable[[Item], Iterable[tuple[str, Any]]] = fields_of
+) -> list[Item]:
+    """Select items that together hold every value that some item holds; see `pairwise`."""
+    return _covering([(item, set(values(item))) for item in items])
+
+
 def pairwise(
     items: Sequence[Item], values: Callable[[Item], Iterable[tuple[str, Any]]] = fields_of
 ) -> list[Item]:
     """Select items that together hold every pair of values that some item holds.
 
-    Greedy: each time the item with the most pairs that are still missing, and the first of several such, so
-    that the selection is the same on every machine.
-
     Args:
         items: records.
         values: named values of an item; by default its fields.
     """
-    of_item = [(item, pairs(values(item))) for item in items]
-    missing = set().union(*(held for _, held in of_item))
+    return _covering([(item, pairs(values(item))) for item in items])
+
+
+def _covering(held: Sequence[tuple[Item, set[Any]]]) -> list[Item]:
+    """Select items that together hold all that any of them holds.
+
+    Greedy: each time the item with the most that is still missing, and the first of several such, so that the
+    selection is the same on every machine.
+    """
+    missing = set().union(*(things for _, things in held))
     selected = []
     while missing:
-        best, held = max(of_item, key=lambda entry: len(entry[1] & missing))
+        best, things = max(held, key=lambda entry: len(entry[1] & missing))
         selected.append(best)
-        missing -= held
+        missing -= things
     return selected

@@ -25,7 +25,7 @@ class Stimulus(StrEnum):
     SHARED_PREFIX = (
         "shared-prefix"  # the second prompt's first block is the first one's but for its last token
     )
-    LARGE_CORRECTION = "large-correction"  # biases of routers are about 12, and many scores are tiny
+    LARGE_CORRECTION = "large-correction"  # biases of routers are about 12 and decide; many scores are tiny
     CLOSE_CORRECTION = "close-correction"  # biases of routers are about 10, and 0.01 apart
     NEGATIVE_CORRECTION = "negative-correction"  # biases of routers are more negative than most scores
     MANY_EXPERTS = "many-experts"  # 8 of 16 for each token
@@ -80,7 +80,7 @@ def change_weights(model: nn.Module, stimulus: Stimulus) -> None:
 def _correct(bias: Tensor, stimulus: Stimulus) -> None:
     """Change the bias of a router's scores, normal with standard deviation 1/4, in place."""
     if stimulus is Stimulus.LARGE_CORRECTION:
-        bias += 12.0
+        bias.mul_(8.0).add_(12.0)
     elif stimulus is Stimulus.CLOSE_CORRECTION:
         bias.mul_(0.04).add_(10.0)
     elif stimulus is Stimulus.NEGATIVE_CORRECTION:

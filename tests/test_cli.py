@@ -275,6 +275,19 @@ def test_capture_takes_the_side_from_the_targets_end(api: Api, target: str, sour
     assert (kwargs["nproc"], kwargs["overwrite"], kwargs["proof"]) == (2, True, False)
 
 
+def test_capture_passes_what_noise_and_faults_need_on(api: Api) -> None:
+    options = ["--noise", "12", "--dtype", "float16", "--recipe", "fused", "--plant", "rope-sign"]
+    assert run("capture", "port.py:reference", "-o", "ref.h5", *options).exit_code == 0
+    (args, kwargs), *_ = api.calls
+    assert args == ("port.py", "reference", Path("ref.h5"))
+    assert {name: kwargs[name] for name in ("noise", "dtype", "recipe", "plant")} == {
+        "noise": 12,
+        "dtype": "float16",
+        "recipe": "fused",
+        "plant": "rope-sign",
+    }
+
+
 def test_a_path_that_ends_like_a_side_is_a_path_if_it_exists(api: Api, tmp_path: Path) -> None:
     folder = tmp_path / "model:reference"
     folder.mkdir()

@@ -14,7 +14,7 @@ from validator.checks.findings import Verdict
 from validator.emulate import Emulation, RoundingMode, emulate, emulate_module
 from validator.errors import UsageError
 
-TF32 = Emulation(tf32=True)
+TF32 = Emulation(factors="tf32")
 IN_BF16 = Emulation(accumulate="bfloat16")
 TOWARD_ZERO = Emulation(rounding=RoundingMode.TOWARD_ZERO)
 TERMS = torch.tensor([[256.0, 1.0, 1.0, 1.0]])

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.small_port import write_port
 from validator import cli
-from validator.api import check_target
+from validator.api import check_target, compare
 from validator.checks.findings import Verdict
 from validator.faults import parse, registry
 
@@ -93,3 +93,11 @@ def test_the_faults_are_listed_with_their_parameters() -> None:
     for name in registry():
         assert f"\n{name} " in result.stdout
     assert "factor=1.01" in result.stdout
+
+
+def test_a_fault_can_be_planted_in_a_capture(llama: str, tmp_path: Path) -> None:
+    for name, options in (("healthy", []), ("faulty", ["--plant", "rope-sign:layer=1"])):
+        assert run("capture", llama, "-o", str(tmp_path / f"{name}.h5"), *options).exit_code == 0
+    comparison = compare(ref=tmp_path / "healthy.h5", cand=tmp_path / "faulty.h5").comparison
+    assert comparison.first_difference is not None
+    assert comparison.first_difference.module == "model.layers.1.self_attn.o_proj"

@@ -210,7 +210,7 @@ CASES = {
         recipe="tf32",
         guilty=("up_proj", None),
         ops=("mm",),
-        emulation=Emulation(tf32=True),
+        emulation=Emulation(factors="tf32"),
         emulated="up_proj",
         dtype=torch.float32,
     ),
@@ -219,7 +219,7 @@ CASES = {
         recipe="tf32",
         guilty=("q_proj", None),
         ops=("mm",),
-        emulation=Emulation(tf32=True),
+        emulation=Emulation(factors="tf32"),
         dtype=torch.float32,
     ),
     "13-bit accumulator in bf16": Case(

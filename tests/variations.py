@@ -145,7 +145,7 @@ _ALL = (
         what="Projections round float32 factors to TF32, as was declared.",
         zoo=("tf32-default", "tf32-ort"),
         setups=_setups(("llama",), "float32"),
-        apply=emulated(Emulation(tf32=True)),
+        apply=emulated(Emulation(factors="tf32")),
         recipe="tf32",
     ),
     *(

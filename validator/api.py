@@ -265,7 +265,9 @@ def compare(*, ref: str | os.PathLike[str], cand: str | os.PathLike[str]) -> Com
 
     Returns:
         Figures of every tensor that both have. `aligned` where every element is the reference's, rounded
-        once at most, else `inconclusive`: what rounding explains only a model can tell, see `check`.
+        once at most, else `inconclusive`: only a model can tell what rounding explains, see `check`. Where
+        the reference's capture holds noise, each tensor is judged by it: `aligned` or `divergent`, and
+        `inconclusive` where something that differs has none.
 
     Raises:
         ValidatorError: the two can't be compared.

@@ -230,8 +230,8 @@ def compare(
 ) -> None:
     """Measure every tensor of two captures against each other, without a model.
 
-    Exit codes: 0 aligned, 2 could not compare, 3 inconclusive (they differ, and without a model nothing
-    says whether rounding explains it).
+    Exit codes: 0 aligned, 1 divergent, 2 could not compare, 3 inconclusive. Where they differ only noise
+    in A says whether rounding explains it: capture --noise.
     """
     captures = {"the reference's capture": reference, "the candidate's capture": candidate}
     with _one_message():

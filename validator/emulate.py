@@ -1,6 +1,6 @@
 """Run a torch model with chosen arithmetic, to see on one machine what another would compute.
 
-    with emulate(Emulation(tf32=True)):
+    with emulate(Emulation(factors="tf32")):
         model(**inputs)
 
 Tensors keep their dtypes. Matrix products are summed as the `Emulation` says; with another rounding than to
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from validator.checks.operators import is_exact, operator_name
 from validator.errors import UsageError
 from validator.numerics.contractions import (
-    TF32,
+    FACTORS,
     Accumulation,
     Order,
     fp8_product,
@@ -112,8 +112,8 @@ class _Arithmetic(TorchDispatchMode):
             return False
         if asked.accumulate is not None or asked.split_k > 1 or asked.ranks > 1:
             return True
-        is_tf32 = asked.tf32 and args[_PRODUCTS[name]].dtype == torch.float32
-        return is_tf32 or (asked.fp8 and name in ("mm", "addmm"))
+        is_rounded = asked.factors != "float32" and args[_PRODUCTS[name]].dtype == torch.float32
+        return is_rounded or (asked.fp8 and name in ("mm", "addmm"))
 
     def _product(self, name: str, args: Any, kwargs: Any) -> Tensor:
         """Compute a matrix product, in the dtype of its factors."""
@@ -136,8 +136,8 @@ class _Arithmetic(TorchDispatchMode):
         how = asked.accumulation
         if asked.fp8 and is_linear:
             return fp8_product(a, b, how or Accumulation())
-        if asked.tf32 and dtype == torch.float32:
-            a, b = round_nearest(a, TF32), round_nearest(b, TF32)
+        if asked.factors != "float32" and dtype == torch.float32:
+            a, b = (round_nearest(x, FACTORS[asked.factors]) for x in (a, b))
         of_ranks = [
             product_of_parts(
                 *of_rank,

@@ -35,7 +35,7 @@ def test_a_declared_recipe_allows_itself_and_what_is_stricter() -> None:
     tf32 = RECIPES["tf32"]
     assert policy_of(tf32).allowed == (FUSED, EAGER, tf32)
     narrow = next(r for r in policy_of(tf32).others if r.name == "bf16-partials")
-    assert narrow == replace(RECIPES["bf16-partials"], tf32=True)
+    assert narrow == replace(RECIPES["bf16-partials"], factors="tf32")
 
 
 def test_what_is_declared_of_ranks_and_blocks_holds_for_the_stricter_recipes_as_well() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from validator.checks.findings import Arm
 from validator.checks.judge import MEASURED_FACTOR, Assessment, Band, Bench, judge_edge, judge_equal
-from validator.numerics.bands import matmul_sigma, normal_lambda, tail_lambda
+from validator.numerics.bands import C, matmul_sigma, normal_lambda, tail_lambda
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
@@ -259,7 +259,7 @@ def test_a_factor_below_one_ulp_is_found_on_1e5_elements(factor: float) -> None:
 
 def wide(y: Tensor) -> Band:
     """A band that no single element of these tests leaves: it leaves GAIN alone with them."""
-    return Band(sigma=ulp(y, format_of(BF16)) / 4)
+    return Band(sigma=ulp(y, format_of(BF16)) / 4, is_measured=True)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,20 @@ def test_the_factor_of_one_slice_is_found_there(dim: int, slices: int, factor: f
     assert assessment.outside[:, dim].unique().tolist() == [5]
     assert assessment.evidence.gain == pytest.approx(factor - 1, rel=0.35)
     assert judged(y, rounded(y), band=wide(y)).arm is None
+
+
+@pytest.mark.parametrize(("share", "arm"), [(0.9, None), (2.0, Arm.GAIN)], ids=["healthy", "wrong"])
+def test_a_kernels_error_in_the_tail_of_an_activation_is_no_factor_of_a_channel(
+    share: float, arm: Arm | None
+) -> None:
+    """Channel 5 is all tail, where terms as large as the input cancel: its errors are large and alike."""
+    y = normal(2, 32, 128, 32)
+    y[..., 5] = -1e-3 * (1 + y[..., 5].abs())
+    sigma = C * 2.0**-24 * 3 * y.abs()
+    sigma[..., 5] = C * 2.0**-24 * 8
+    made = y.clone()
+    made[..., 5] += share * sigma[..., 5] / C
+    assert judged(y, made.to(torch.float32), band=Band(sigma=sigma)).arm is arm
 
 
 def test_a_factor_on_most_slices_is_the_whole_edges() -> None:

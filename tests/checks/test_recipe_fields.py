@@ -69,7 +69,7 @@ CASES = {
         emulation=Emulation(split_k=8, partials="bfloat16"),
         dtype=torch.bfloat16,
     ),
-    "tf32": Case(recipe=Recipe(name="r", tf32=True), emulation=Emulation(tf32=True)),
+    "tf32": Case(recipe=Recipe(name="r", factors="tf32"), emulation=Emulation(factors="tf32")),
     "fp8": Case(
         recipe=Recipe(name="r", inner="storage", fp8=True),
         emulation=Emulation(fp8=True),

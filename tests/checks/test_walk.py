@@ -167,6 +167,24 @@ def test_a_module_called_several_times_is_judged_call_by_call() -> None:
     assert wrong.into == "first"
 
 
+@pytest.mark.parametrize("fault", [None, "inside", "between"])
+def test_a_module_under_several_names_is_judged_under_the_right_one(fault: str | None) -> None:
+    def model(factor: float = 1.0) -> Model:
+        shared = Block(**({} if fault is None else {fault: factor}))
+        return Model(Block(), shared, shared)
+
+    outcome = check(model(), narrow(model(1.1)), {"x": hidden().bfloat16()})
+    assert {j.module for j in outcome.judgements} >= {"blocks.1", "blocks.2", "blocks.2.norm", "blocks.2.up"}
+    assert (
+        places(outcome)
+        == {
+            None: [],
+            "inside": [("blocks.1.norm", None), ("blocks.2.norm", None)],
+            "between": [("blocks.1", "blocks.1.up"), ("blocks.2", "blocks.2.up")],
+        }[fault]
+    )
+
+
 def test_several_runs_of_a_model_are_judged_one_by_one() -> None:
     inputs = [{"x": hidden(seed=i).bfloat16()} for i in range(3)]
     codes = walked(Model(Block()), narrow(Model(Block())), *inputs)
@@ -205,6 +223,38 @@ def test_an_argument_that_a_child_changes_in_place_is_seen_by_its_parent() -> No
     assert places(outcome) == [("", None)]
     outcome = check(InPlace(), narrow(InPlace(inner=1.1)), {"x": hidden().bfloat16()})
     assert ("child", None) in places(outcome)
+
+
+class ThroughAView(nn.Module):
+    """Changes what its child returned, which is a view of its own tensor."""
+
+    def __init__(self, view: nn.Module, inner: float = 1.0, outer: float = 1.0) -> None:
+        super().__init__()
+        self.view = view
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.inner, self.outer = inner, outer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sin(x) * self.weight
+        self.view(y).mul_(0.75 * self.inner)
+        return y * 0.7 * self.outer
+
+
+class Rows(nn.Module):
+    """Returns a part of what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)[1:, ..., ::2]
+
+
+@pytest.mark.parametrize("view", [nn.Flatten(1), Rows(), nn.Identity()], ids=["flatten", "part", "identity"])
+def test_a_change_through_a_view_that_a_child_returned_is_followed(view: nn.Module) -> None:
+    inputs = {"x": hidden().bfloat16()}
+    assert check(ThroughAView(view), narrow(ThroughAView(view)), inputs).verdict is Verdict.ALIGNED
+    outcome = check(ThroughAView(view), narrow(ThroughAView(view, outer=1.1)), inputs)
+    assert places(outcome) == [("", None)]
+    outcome = check(ThroughAView(view), narrow(ThroughAView(view, inner=1.1)), inputs)
+    assert places(outcome) == [("", None)]
 
 
 @dataclass

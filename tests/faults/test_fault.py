@@ -38,6 +38,12 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, query_pre_attn_scalar=8)).eval()
 
 
+def qwen3_moe() -> Any:
+    torch.manual_seed(0)
+    sizes = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)).eval()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -89,6 +95,9 @@ def test_a_row_of_a_weight_is_scaled_exactly_and_no_other() -> None:
         ),
         (llama, "attn-scale:rank=1", "needs 2 ranks or more, and the run has 1: raise --nproc"),
         (llama, "tp-reduced-twice", "tp-reduced-twice:layer=1 needs 2 ranks or more, and the run has 1"),
+        (llama, "tp-shared-overcount", "it has no layers[1].mlp.gate"),
+        (qwen3_moe, "tp-shared-overcount", "can't be planted: layers[1].mlp has no shared expert"),
+        (llama, "pixels-raster", "it has no model.visual.spatial_merge_size"),
     ],
 )
 def test_a_fault_that_does_not_belong_is_refused(

@@ -16,7 +16,7 @@ def test_recipes_are_known_by_name_strictest_first() -> None:
     assert names[0] == "fused"
     assert RECIPES["fused"] is FUSED
     assert RECIPES["eager"] is EAGER
-    wanted = ["eager", "tf32", "truncated-accumulator", "bf16-partials", "bf16-inside", "bf16-accumulate"]
+    wanted = ["eager", "tf32", "bf16-factors", "truncated-accumulator", "bf16-partials", "bf16-inside", "bf16-accumulate"]
     assert [name for name in names if name in wanted] == wanted
 
 
@@ -26,7 +26,7 @@ def test_fused_keeps_float32_between_operators_and_eager_the_codes_own_formats()
 
 
 def test_fields_of_matrix_products_have_the_names_of_emulation() -> None:
-    shared = {"accumulate", "accumulator_bits", "block", "split_k", "partials", "reduce", "tf32", "fp8"}
+    shared = {"accumulate", "accumulator_bits", "block", "split_k", "partials", "reduce", "factors", "fp8"}
     shared |= {"flush_subnormals"}
     of_recipe, of_emulation = ({field.name for field in dataclasses.fields(x)} for x in (Recipe, Emulation))
     assert of_recipe & of_emulation == shared
@@ -39,6 +39,7 @@ def test_fields_of_matrix_products_have_the_names_of_emulation() -> None:
         ({"inner": "fp8"}, "Recipe(inner='fp8'): legal are float64, float32, float16, bfloat16, storage"),
         ({"reduce": "fp8"}, "Recipe(reduce='fp8'): legal are float64, float32, float16, bfloat16, storage"),
         ({"accumulate": "storage"}, "Recipe(accumulate='storage'): legal are float64, float32"),
+        ({"factors": "fp8"}, "Recipe(factors='fp8'): legal are float32, tf32, float16, bfloat16"),
         ({"operators": "int8"}, "Recipe(operators='int8'): legal are float64, float32"),
         ({"sums": "storage"}, "Recipe(sums='storage'): legal are float64, float32"),
         ({"block": 0}, "Recipe(block=0): it must be 1 or more"),
@@ -46,7 +47,7 @@ def test_fields_of_matrix_products_have_the_names_of_emulation() -> None:
         ({"partials": "bfloat16"}, "Recipe(partials='bfloat16'): split_k is 1"),
         ({"accumulator_bits": 24}, "Recipe(accumulator_bits=24): float32 keeps 1 to 23"),
         ({"accumulate": "bfloat16", "accumulator_bits": 13}, "bfloat16 keeps 1 to 7"),
-        ({"fp8": True, "tf32": True}, "Recipe(fp8=True): it has its own factors and parts"),
+        ({"fp8": True, "factors": "tf32"}, "Recipe(fp8=True): it has its own factors and parts"),
     ],
 )
 def test_a_contradiction_is_refused_with_its_value_and_what_is_legal(

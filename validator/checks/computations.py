@@ -45,6 +45,8 @@ class Compute(Operation):
                 args, kwargs = self.arguments(inputs, "data64", rounding)
                 found = simulated(self.name, tuple(args), kwargs, recipe, self.fmt)
                 made[0] = made[0] if found is None else found
+        if rounding.tilt and self.has_narrow_exponentials:
+            made[0] = made[0] * (1 + rounding.tilt)
         for i, (x, dtype) in enumerate(zip(made, self.made, strict=False)):
             if is_floating(x):
                 assert dtype is not None
@@ -75,8 +77,10 @@ class Attend(Operation):
         )
         (dtype,) = self.made
         assert dtype is not None
-        noise, bound = computed.noise, computed.bound
-        return [_finished(computed.output, dtype, rounding, self.position, noise, bound)]
+        output, noise, bound = computed.output, computed.noise, computed.bound
+        if rounding.tilt and self.has_narrow_exponentials:
+            output = output * (1 + rounding.tilt)
+        return [_finished(output, dtype, rounding, self.position, noise, bound)]
 
 
 def _finished(

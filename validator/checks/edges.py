@@ -3,6 +3,7 @@
 Shape legend: * = the edge's shape.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -23,12 +24,13 @@ from validator.checks.findings import (
 from validator.checks.hypotheses import hypothesis
 from validator.checks.judge import Assessment, Band, Bench, judge_constant, judge_edge, judge_equal
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
-from validator.checks.observability import unobservable_in_code, unobservable_on_edge
+from validator.checks.observability import undecided_on_edge, unobservable_in_code, unobservable_on_edge
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.rank_sums import judge_terms, reduction_sigma
 from validator.checks.resolution import Explanation, Resolution, rough_explanation
 from validator.checks.summary import summarise
-from validator.checks.undeclared import Lineup, Suspect, suspects
+from validator.checks.suspects import Suspect, suspects
+from validator.checks.undeclared import Lineup
 from validator.numerics.bands import FLUSH, Noise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import FUSED, Recipe
@@ -43,11 +45,18 @@ _Explanation = tuple[Assessment, Band, Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Explained:
-    """That a looser recipe explains an edge, in which operator, and whether its model's values are near."""
+    """That a looser recipe explains an edge.
+
+    Attributes:
+        explanation: what the rules say under it.
+        op: in which operator.
+        left: share of the squared error that its model leaves; None where only the kind of its errors is like
+            the candidate's.
+    """
 
     explanation: _Explanation
     op: str | None
-    is_near: bool
+    left: float | None
 
 
 _DIVERTED = "a replay of its code took another path than the first run"
@@ -225,9 +234,34 @@ class EdgeJudge:
             band, measured = self._band(code, edge, recipe, is_refined=True) or found
             control = measured if model is None else model
             assessment = self._assess(edge, band, control, judged)
+        if _is_rare(assessment, band):
+            assessment, band = self._within_reach(code, edge, recipe, assessment, band, control, judged)
         if assessment.arm is None and control is not None and code.replays is not None:
             assessment = self._with_constants(code, edge, assessment, band, control, judged)
         return assessment, band, control
+
+    def _within_reach(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        recipe: Recipe,
+        assessment: Assessment,
+        band: Band,
+        control: Tensor | None,
+        judged: Tensor | None,
+    ) -> tuple[Assessment, Band]:
+        """Judge an edge again with elements outside allowed what rounding may do where code is not linear."""
+        reach = None if code.replays is None else code.replays.reach(recipe).get(edge.key)
+        if reach is None:
+            return assessment, band
+        sigma = torch.as_tensor(band.sigma, dtype=torch.float64).expand(reach.shape).clone()
+        outside = assessment.outside.unbind(-1)
+        sigma[outside] = torch.maximum(sigma[outside], reach[outside] / self.bench.multiplier(band))
+        wider = replace(band, sigma=sigma)
+        found = self._assess(edge, wider, control, judged)
+        if found.arm is Arm.MAX:
+            return assessment, band
+        return replace(found, undecided=len(assessment.outside)), wider
 
     def _hidden_partials(
         self,
@@ -269,18 +303,23 @@ class EdgeJudge:
     ) -> tuple[Recipe, str | None] | None:
         """Return the undeclared recipe that is behind an edge, and the operator, or None.
 
-        It is the strictest whose model is near to the candidate, else the strictest that makes such errors.
+        It is the strictest whose model is near to the candidate unless another's is much nearer, else the
+        strictest that makes such errors.
         """
         allowed = self.policy.allowed
-        alike: tuple[Recipe, str | None] | None = None
+        behind: tuple[Recipe, str | None] | None = None
+        least = math.inf
         for suspect in suspects(code, edge, self.policy.others, allowed[-1]):
             explained = self._explained_by(code, edge, suspect, allowed, judged)
-            if explained is not None:
-                found = suspect.recipe, explained.op
-                if explained.is_near:
-                    return found
-                alike = alike or found
-        return alike
+            if explained is None:
+                continue
+            left = explained.left
+            if behind is None or (left is not None and left < MUCH_NEARER * least):
+                behind = suspect.recipe, explained.op
+                least = math.inf if left is None else left
+            if left == 0:
+                break
+        return behind
 
     def _explained_by(
         self,
@@ -291,7 +330,8 @@ class EdgeJudge:
         judged: Tensor | None,
     ) -> _Explained | None:
         """Judge an edge under a looser recipe, whose model must look like the candidate."""
-        op, model, is_near = suspect.op, None, True
+        op, model = suspect.op, None
+        left: float | None = 0.0
         if suspect.steps:
             found = self._band(code, edge, suspect.recipe)
             if found is None or self._assess(edge, found[0], None, judged).arm in (Arm.CLASS, Arm.MAX):
@@ -300,11 +340,11 @@ class EdgeJudge:
             alike = lineup.resemblance()
             if alike is None:
                 return None
-            op, model, is_near = alike.op, alike.control, alike.is_near
+            op, model, left = alike.op, alike.control, alike.left
         explanation = self._explanation(code, edge, suspect.recipe, judged, model)
         if explanation is None or explanation[0].arm is not None:
             return None
-        return _Explained(explanation=explanation, op=op, is_near=is_near)
+        return _Explained(explanation=explanation, op=op, left=left)
 
     def _note_error(self, code: Code, edge: CodeEdge, control: Tensor | None) -> None:
         """Keep how far an output is from the control, where its replicas differ."""
@@ -418,7 +458,8 @@ class EdgeJudge:
             return None
         sigma = torch.hypot(spread.sigma, reduction)
         bound = 0.0 if spread.bound is None else spread.bound
-        return Band(sigma=sigma, bound=bound + extra, is_measured=True), spread.control
+        band = Band(sigma=sigma, bound=bound + extra, coherent=spread.coherent, is_measured=True)
+        return band, spread.control
 
     def _judge_terms(self, code: Code, edge: CodeEdge) -> None:
         """Judge what each rank gave to a sum over ranks."""
@@ -459,10 +500,11 @@ class EdgeJudge:
         smallest_gain = None
         if resolution is not None and verdict is None and assessment.evidence.elements:
             smallest_gain = resolution.gain()
-            hidden = unobservable_on_edge(
-                call.module if child is None else child, edge, smallest_gain, is_short=bool(assessment.note)
-            )
+            owner = call.module if child is None else child
+            hidden = unobservable_on_edge(owner, edge, smallest_gain, is_short=bool(assessment.note))
             self.unobservable += [] if hidden is None else [hidden]
+            if assessment.undecided:
+                self.unobservable.append(undecided_on_edge(owner, edge, assessment.undecided))
         self.judgements.append(
             Judgement(
                 module=call.module,
@@ -538,9 +580,15 @@ def _flat(indices: Tensor, shape: torch.Size) -> Tensor:
     return flat
 
 
+MUCH_NEARER = 0.5
+"""A looser recipe whose model leaves less than this share of what a stricter one's leaves is named."""
+
 MARGIN = 3.0
 MARGINAL_SHARE = 0.01
 """Up to so many bands, in up to this share of the elements, an edge is measured again with more runs."""
+
+RARE_SHARE = 0.05
+"""In up to this share of the elements, jumps that rounding makes rarely may explain what is outside."""
 
 
 def _is_alike(recipe: Recipe, other: Recipe) -> bool:
@@ -549,11 +597,14 @@ def _is_alike(recipe: Recipe, other: Recipe) -> bool:
 
 
 def _is_marginal(assessment: Assessment, band: Band) -> bool:
-    evidence = assessment.evidence
-    if assessment.arm is not Arm.MAX or not band.is_measured:
-        return False
-    is_rare = len(assessment.outside) <= max(2.0, MARGINAL_SHARE * (evidence.elements or 0))
-    return is_rare and (evidence.max_over_band or 0.0) <= MARGIN
+    is_near = (assessment.evidence.max_over_band or 0.0) <= MARGIN
+    return is_near and _is_rare(assessment, band, MARGINAL_SHARE)
+
+
+def _is_rare(assessment: Assessment, band: Band, share: float = RARE_SHARE) -> bool:
+    """Tell whether only a few elements are outside of a measured band."""
+    most = max(2.0, share * (assessment.evidence.elements or 0))
+    return assessment.arm is Arm.MAX and band.is_measured and len(assessment.outside) <= most
 
 
 def _verdict(assessment: Assessment) -> Verdict | None:
@@ -562,6 +613,8 @@ def _verdict(assessment: Assessment) -> Verdict | None:
 
 def _note(code: Code, assessment: Assessment) -> str:
     notes = [assessment.note] if assessment.note else []
+    if assessment.undecided:
+        notes.append(f"{assessment.undecided} elements are decided by rounding alone")
     if code.inlined:
         notes.append(f"judged through {', '.join(dict.fromkeys(code.inlined))}: their calls don't line up")
     return "; ".join(notes)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from validator.checks.findings import Arm, Evidence
 from validator.checks.roundings import Constant
-from validator.numerics.bands import normal_lambda, tail_lambda
-from validator.numerics.formats import Format, format_of
+from validator.numerics.bands import C, normal_lambda, tail_lambda
+from validator.numerics.formats import FORMATS, Format, format_of
 from validator.numerics.gain import Gain, gain, slice_gains
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
@@ -54,6 +54,7 @@ class Band:
         sigma: `[*]` float64 or 0: standard deviation before the last rounding.
         bound: `[*]` float64 or 0: hard bound on coherent errors.
         is_measured: whether sigma comes from stochastic runs.
+        coherent: relative error that the whole edge may share, within the bound.
         has_tails: whether the errors are those of sums that are stored as wide as they are accumulated, whose
             distribution has exponential tails.
     """
@@ -61,6 +62,7 @@ class Band:
     sigma: Tensor | float = 0.0
     bound: Tensor | float = 0.0
     is_measured: bool = False
+    coherent: float = 0.0
     has_tails: bool = False
 
 
@@ -90,6 +92,7 @@ class Assessment:
         evidence: the figures.
         outside: `[n, dims]` int64 indices of the guilty elements (all of a guilty slice for GAIN).
         note: why part of the judgement was not possible, or "".
+        undecided: how many elements are explained only because rounding may decide them altogether.
         constant: the number in the code that seems to be off, where GAIN fired on it.
     """
 
@@ -97,6 +100,7 @@ class Assessment:
     evidence: Evidence
     outside: Tensor
     note: str = ""
+    undecided: int = 0
     constant: Constant | None = None
 
 
@@ -191,11 +195,13 @@ def judge_edge(
         c=c,
         spacing=spacing,
         sigma=sigma,
+        coherent=band.coherent,
         control=None if control is None else control[selected],
         usable=usable,
         where=where,
         dims=dims,
         fmt=fmt,
+        is_measured=band.is_measured,
     )
     arm, bad = None, torch.zeros_like(outside)
     if bool(wrong_class.any()):
@@ -281,7 +287,7 @@ def judge_constant(
         return None
     share = torch.sqrt((weight * direction.square()).sum() / (weight * y.square()).sum())
     effect = min(abs(own.gain), abs(of_control.gain)) * float(share)
-    return own if effect > gain_floor(y, sigma, fmt) else None
+    return own if effect > max(gain_floor(y, sigma, fmt), band.coherent) else None
 
 
 def gain_floor(y: Tensor, sigma: Tensor, fmt: Format) -> float:
@@ -308,11 +314,13 @@ def _gains(
     c: Tensor,
     spacing: Tensor,
     sigma: Tensor,
+    coherent: float,
     control: Tensor | None,
     usable: Tensor,
     where: Tensor,
     dims: tuple[str, ...],
     fmt: Format,
+    is_measured: bool,
 ) -> tuple[Gain, Tensor | None]:
     """Run the gain test on the whole edge, then on each head and channel; return what is guilty, or None."""
     rounded = round_nearest(y, fmt) if control is None else control
@@ -324,7 +332,7 @@ def _gains(
     rows = rows_of(where[usable], dims)
     weight = 1 / (spacing.square() / 12 + sigma.square())
     values = magnitudes(c, fmt)
-    floor = gain_floor(y, sigma, fmt)
+    floor = max(gain_floor(y, sigma, fmt), coherent)
     g = gain(difference=c - y, reference=y, weight=weight, rows=rows, values=values)
     if g.abstains or abs(g.gain) <= floor:
         whole = False
@@ -353,7 +361,10 @@ def _gains(
             0, slices, (c != rounded).to(torch.float64)
         )
         fires = (own_z.abs() > limit) & (control_z.abs() > limit) & (differing >= MINIMUM_DIFFERING)
-        fires &= (own_g.abs() > floor) & (control_g.abs() > floor)
+        floors = torch.full((count,), floor, dtype=torch.float64)
+        if not is_measured or fmt.precision >= FORMATS["float32"].precision:
+            floors = torch.maximum(floors, _slice_floors(y, sigma, weight, slices, count))
+        fires &= (own_g.abs() > floors) & (control_g.abs() > floors)
         # Where most slices fire, the fault is the whole edge's.
         if bool(fires.any()) and not (whole and int(fires.sum()) > count // 2):
             guilty[usable] = fires[slices]
@@ -363,6 +374,18 @@ def _gains(
     if whole:
         guilty[usable] = True
     return g, guilty if whole else None
+
+
+def _slice_floors(y: Tensor, sigma: Tensor, weight: Tensor, slices: Tensor, count: int) -> Tensor:
+    """Return the gain that a kernel alone may give each slice: `[count]`.
+
+    A polynomial in a kernel is off by the same amount wherever it is asked for the same value: where all
+    of a slice's inputs are alike, as in the tail of an activation, so are its errors. `sigma / C` is the size
+    of such an error.
+    """
+    zeros = torch.zeros(count, dtype=torch.float64)
+    alike = zeros.index_add(0, slices, weight * sigma / C * y.abs())
+    return alike / zeros.index_add(0, slices, weight * y.square()).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def magnitudes(c: Tensor, fmt: Format) -> Tensor:

@@ -81,12 +81,14 @@ class Spread:
     Attributes:
         sigma: `[*]` float64, measured.
         bound: `[*]` float64 or None.
+        coherent: relative error that the whole edge may share, within the bound.
         control: `[*]` float64, rounded to the candidate's format (of a choice: as it is).
     """
 
     sigma: Tensor
     bound: Tensor | None
     control: Tensor
+    coherent: float = 0.0
 
 
 class ReplaysOf(Protocol):
@@ -95,6 +97,9 @@ class ReplaysOf(Protocol):
     def spread(self, recipe: Recipe, *, is_refined: bool = False) -> Mapping[Key, Spread]:
         """Return the spread of every edge and choice under a recipe; empty if a replay takes another path."""
 
+    def reach(self, recipe: Recipe) -> Mapping[Key, Tensor]:
+        """Return `[*]` how far noise that is several times too large carries each edge, by edge."""
+
     def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
         """Return `[*]` `dy / d log(constant)` by edge."""
 
@@ -102,7 +107,12 @@ class ReplaysOf(Protocol):
         """Return what a recipe allows inside of the operator behind each edge that has a single one."""
 
     def control(
-        self, recipe: Recipe, *, elsewhere: Recipe | None = None, positions: frozenset[int] | None = None
+        self,
+        recipe: Recipe,
+        *,
+        elsewhere: Recipe | None = None,
+        positions: frozenset[int] | None = None,
+        altered: tuple[Constant, float] | None = None,
     ) -> Mapping[Key, Tensor]:
         """Return `[*]` by edge: the code run to nearest under a recipe, rounded to the candidate's format.
 
@@ -110,6 +120,7 @@ class ReplaysOf(Protocol):
             recipe: of the operators at `positions`, or of all.
             elsewhere: of the operators that are not at `positions`.
             positions: as in the code's steps.
+            altered: a constant of the code, and the factor that it is multiplied by.
         """
 
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:

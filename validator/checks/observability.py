@@ -21,7 +21,7 @@ from validator.checks.resolution import Resolution
 from validator.checks.roundings import Constant
 from validator.numerics.gain import MINIMUM_CLUSTERS
 
-__all__ = ["unobservable_in_code", "unobservable_on_edge"]
+__all__ = ["undecided_on_edge", "unobservable_in_code", "unobservable_on_edge"]
 
 FACTOR = 1.01
 """A scale, or an edge, that is off by this factor should show."""
@@ -53,8 +53,7 @@ def unobservable_on_edge(
     """
     if smallest_gain <= FACTOR - 1:
         return None
-    place = "output" if edge.into is None else "input"
-    name = f"{place} {edge.path}" if edge.path else place
+    name = _name(edge)
     if not bool(edge.exact.any()):
         why, propose = "it is zero everywhere", "an input on which it isn't"
     elif is_short:
@@ -69,6 +68,22 @@ def unobservable_on_edge(
         why=why,
         propose=propose,
         smallest=smallest_gain,
+    )
+
+
+def undecided_on_edge(module: str, edge: CodeEdge, count: int) -> Unobservable:
+    """Say that a fault in some elements would not have shown, since rounding alone may decide them.
+
+    Args:
+        module: the module that the edge belongs to.
+        edge: judged and aligned.
+        count: how many elements.
+    """
+    return Unobservable(
+        module=module,
+        what=f"a fault in {count} of {edge.exact.numel()} elements of its {_name(edge)}",
+        why="the code before it is not linear within its rounding noise, which alone decides their values",
+        propose="an input on which what competes there (scores of attention) is further apart, or smaller",
     )
 
 
@@ -89,6 +104,11 @@ def unobservable_in_code(code: Code, resolutions: Mapping[Key, Resolution], view
     if type(code.module) is nn.Linear and output is not None and "input" in code.call.inputs:
         found += _channels(code, output, code.call.inputs["input"].read(view).data)
     return found
+
+
+def _name(edge: CodeEdge) -> str:
+    place = "output" if edge.into is None else "input"
+    return f"{place} {edge.path}" if edge.path else place
 
 
 @dataclass(frozen=True, slots=True)

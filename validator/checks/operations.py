@@ -124,9 +124,17 @@ class Operation(ABC):
             torch.set_default_dtype(default)
 
     @property
+    def has_narrow_exponentials(self) -> bool:
+        """Whether it divides by a sum of exponentials, and its operands are stored in 16 bits or fewer."""
+        return self.name in _SOFTMAXES and self.fmt.precision < format_of("float32").precision
+
+    @property
     def fmt(self) -> Format:
         """Storage format of the first floating operand."""
         return format_of(self.given[0].to_real()) if self.given else format_of("float32")
+
+
+_SOFTMAXES = ("_softmax", "scaled_dot_product_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from validator.numerics.bands import UNDERFLOW, C, Noise, product_noise
 from validator.numerics.contractions import (
-    TF32,
+    FACTORS,
     Accumulation,
     Order,
     fp8_product,
@@ -48,8 +48,8 @@ def multiply(a: Tensor, b: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
     is_exact = accumulator.precision >= 24 and recipe.accumulator_bits is None
     if recipe.fp8 and a.dim() == b.dim() == 2:
         return fp8_product(a, b, how)
-    if recipe.tf32 and fmt.name == "float32":
-        a, b = round_nearest(a, TF32), round_nearest(b, TF32)
+    if recipe.factors != "float32" and fmt.name == "float32":
+        a, b = (round_nearest(x, FACTORS[recipe.factors]) for x in (a, b))
     return product_of_parts(
         a,
         b,
@@ -111,10 +111,9 @@ def _addmm(args: Any, kwargs: Any, result: Tensor, recipe: Recipe, fmt: Format) 
     alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
     product = args[1] @ args[2]
     noise = _scaled(product_noise(args[1], args[2], product, recipe, fmt), abs(alpha))
-    # The bias, where it is scaled, is rounded once more.
-    if beta == 1 and alpha == 1:
-        return noise
-    return _with(noise, C * FORMATS["float32"].unit_roundoff * (result.abs() + (alpha * product).abs()))
+    # The sum with the bias is rounded, which may be far larger than the product; what is scaled once more.
+    size = result.abs() if beta == 1 and alpha == 1 else result.abs() + (alpha * product).abs()
+    return _with(noise, C * FORMATS["float32"].unit_roundoff * size)
 
 
 def _mv(args: Any, kwargs: Any, result: Tensor, recipe: Recipe, fmt: Format) -> Noise:
@@ -139,8 +138,10 @@ def _convolution(args: Any, kwargs: Any, result: Tensor, recipe: Recipe, fmt: Fo
     squares: Tensor = torch.ops.aten.convolution(x.square(), w.square(), None, *geometry).clamp_min(0)
     u = FORMATS[recipe.accumulate].unit_roundoff
     variance = u**2 * (fan_in / 2 * squares + fan_in / 3 * result.square())
-    if recipe.tf32 and fmt.name == "float32":
-        variance = variance + 2 * TF32.unit_roundoff**2 * squares
+    if recipe.factors != "float32" and fmt.name == "float32":
+        narrow = FACTORS[recipe.factors]
+        of_result = 0.0 if narrow.dtype is None else result.square()
+        variance = variance + narrow.unit_roundoff**2 * (2 * squares + of_result)
     if geometry[3] and fmt.precision < FORMATS["float32"].precision:
         # Contributions of neighbours may be kept, and added up, in the format of the result.
         size = torch.ops.aten.convolution(x.abs(), w.abs(), None, *geometry)

@@ -207,12 +207,11 @@ class Propagation:
 
     def _stored(self, place: Place, leaf: Tensor, rounding: Rounding) -> Tensor | None:
         """Return what a candidate has in the place of a value that it stores here, or None for the same."""
-        if not isinstance(leaf, ShadowTensor):
-            is_input = not place.module and place.side == "inputs" and leaf.dtype in _CAST
-            if self._dtype is None or not is_input:
-                return None
-            return ShadowTensor(round_nearest(widened(leaf), format_of(self._dtype)), self._dtype)
-        if self._recipe.inner == "storage" or leaf.is_complex():
+        is_input = not place.module and place.side == "inputs"
+        if is_input and self._dtype is not None and leaf.dtype in _CAST:
+            given = leaf.data64 if isinstance(leaf, ShadowTensor) else widened(leaf)
+            return ShadowTensor(round_nearest(given, format_of(self._dtype)), self._dtype)
+        if not isinstance(leaf, ShadowTensor) or self._recipe.inner == "storage" or leaf.is_complex():
             return None
         assert rounding.generator is not None
         value = round_stochastic(leaf.data64, format_of(leaf.dtype), rounding.generator)

@@ -71,7 +71,10 @@ def rough_explanation(strict: Band, *, exact: Tensor, control: Tensor, dtype: to
     mean = squares.mean(-1, keepdim=True) if squares.dim() else squares
     sigma = torch.sqrt(2 * (mean - 1 / 12).clamp_min(0)) * spacing
     band = Band(
-        sigma=torch.maximum(sigma, torch.as_tensor(strict.sigma)), bound=strict.bound, is_measured=True
+        sigma=torch.maximum(sigma, torch.as_tensor(strict.sigma)),
+        bound=strict.bound,
+        coherent=strict.coherent,
+        is_measured=True,
     )
     return Explanation(band=band, control=control)
 
@@ -169,6 +172,7 @@ class Resolution:
         return _Explained(
             control=round_nearest(self._y, self._fmt) if control is None else control[self._usable],
             sigma=sigma,
+            coherent=band.coherent,
             weight=1 / (self._spacing.square() / 12 + sigma.square()),
             allowed=allowed,
             lower=lower,
@@ -179,7 +183,7 @@ class Resolution:
     def _floors(self) -> list[float]:
         if not self._y.numel():
             return [0.0] * len(self._explained)
-        return [gain_floor(self._y, x.sigma, self._fmt) for x in self._explained]
+        return [max(gain_floor(self._y, x.sigma, self._fmt), x.coherent) for x in self._explained]
 
     def _smallest(
         self, direction: Tensor, before: Sequence[Tensor], limit: float, floors: Sequence[float]
@@ -246,6 +250,7 @@ class _Explained:
     Attributes:
         control: the reference's own code.
         sigma, allowed: noise before the last rounding, and band.
+        coherent: relative error that the whole edge may share.
         weight: as in the gain test.
         lower, upper: what lies beyond them rounds to a value outside of the band.
         before: the candidate's value before its rounding, as far as that is known.
@@ -253,6 +258,7 @@ class _Explained:
 
     control: Tensor
     sigma: Tensor
+    coherent: float
     weight: Tensor
     allowed: Tensor
     lower: Tensor

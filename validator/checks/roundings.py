@@ -4,12 +4,14 @@
 - `Rounding.stochastic(recipe)`: each operator adds the noise of its own inner arithmetic and rounds
   stochastically to the recipe's inner format (or, for `inner="storage"`, to the format that the
   operator's result has in this very code). The spread of such runs is the band's sigma.
+- `Rounding.around(recipe)`: the same where nothing overflows, on request with larger noise.
+- `Rounding.tilted(factor)`: the oracle with all that exponentials in 16-bit code are divided by off by a factor.
 - `Rounding.nearest(recipe)`: rounds to nearest, without noise. This is the control of the gain test.
 
 Shape legend: * = any shape.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -42,13 +44,16 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """What happens to an operator's result, and in the oracle to a constant.
+    """What happens to an operator's result, and to a constant.
 
     Attributes:
         recipe: the recipe that is simulated, or None for the oracle.
         generator: source of noise and of stochastic rounding; None rounds to nearest and adds no noise.
         noise_cache: noise of each operator of one piece of code by position, kept from run to run.
         altered: a constant of the code and the factor to multiply it by.
+        overflows: whether noisy runs overflow; else what is too large for a format is not rounded to it.
+        amplification: how many times as large as it is noise is made, where noisy runs don't overflow.
+        tilt: in the oracle, relative error of what exponentials are divided by, in operators on 16-bit values.
         rows: in the oracle, the recipe of which a single operator's noise is wanted.
         elsewhere, positions: where given, `recipe` is that of the operators at these positions alone, and
             `elsewhere` that of all others.
@@ -58,6 +63,9 @@ class Rounding:
     generator: torch.Generator | None = None
     noise_cache: dict[int, Noise | None] = field(default_factory=dict)
     altered: tuple[Constant, float] | None = None
+    overflows: bool = True
+    amplification: float = 1.0
+    tilt: float = 0.0
     rows: Recipe = FUSED
     elsewhere: Recipe | None = None
     positions: frozenset[int] | None = None
@@ -76,6 +84,28 @@ class Rounding:
     def stochastic(cls, recipe: Recipe, seed: int, noise_cache: dict[int, Noise | None]) -> Self:
         """Return one noisy run under `recipe`."""
         return cls(recipe=recipe, generator=torch.Generator().manual_seed(seed), noise_cache=noise_cache)
+
+    @classmethod
+    def around(
+        cls, recipe: Recipe, seed: int, noise_cache: dict[int, Noise | None], amplification: float = 1.0
+    ) -> Self:
+        """Return one noisy run around the oracle's finite values: those of a candidate that stays finite too.
+
+        One that overflows is judged by the class of its values.
+
+        Args:
+            recipe: what is rounded.
+            seed: of the noise.
+            noise_cache: see the attribute.
+            amplification: how many times too large all noise is, but for bounds on it.
+        """
+        noisy = cls.stochastic(recipe, seed, noise_cache)
+        return replace(noisy, overflows=False, amplification=amplification)
+
+    @classmethod
+    def tilted(cls, tilt: float) -> Self:
+        """Return the oracle's arithmetic with one relative error in what exponentials are divided by."""
+        return cls(tilt=tilt)
 
     @classmethod
     def nearest(
@@ -107,6 +137,9 @@ class Rounding:
             rounded = round_nearest(value, fmt)
         else:
             rounded = round_stochastic(value, fmt, self.generator)
+            if not self.overflows:
+                step = rounded - value
+                rounded = torch.where(step.isfinite(), value + self.amplification * step, value)
         if recipe.flush_subnormals and fmt.min_normal == FLUSH:
             rounded = torch.where(rounded.abs() < FLUSH, torch.zeros_like(rounded), rounded)
         return rounded
@@ -119,7 +152,8 @@ class Rounding:
         """
         assert self.generator is not None
         dtype = torch.complex64 if value.is_complex() else torch.float32
-        noisy = value + noise.sigma * torch.randn(value.shape, dtype=dtype, generator=self.generator)
+        sigma = self.amplification * noise.sigma
+        noisy = value + sigma * torch.randn(value.shape, dtype=dtype, generator=self.generator)
         if isinstance(noise.bound, Tensor):
             share = torch.rand((), dtype=torch.float64, generator=self.generator)
             noisy = noisy - value.sign() * noise.bound * share

@@ -137,6 +137,11 @@ class Tape:
         if id(plain) in self._plain:
             shadow.slots[self._number] = self._plain[id(plain)][1]
 
+    @property
+    def has_narrow_exponentials(self) -> bool:
+        """Whether an operation on 16-bit values divides by a sum of exponentials."""
+        return any(isinstance(x, _Entry) and x.operation.has_narrow_exponentials for x in self._entries)
+
     def play(self, rounding: Rounding) -> Mapping[Any, Value]:
         """Run all operations, and return the values that were marked.
 

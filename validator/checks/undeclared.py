@@ -3,9 +3,10 @@
 A looser recipe's band alone proves nothing: it is wide enough for many a fault. So the recipe must also
 look like what happened. Its software model is run, and either comes out near to the candidate, or, where a
 device may sum in another order than the model, it makes errors of the size, the spread and the direction
-that the candidate's have.
+that the candidate's have. Where a constant of the code that is off, or a factor, explains the edge better,
+it is a fault.
 
-Shape legend: * = the edge's shape; N = judged elements.
+Shape legend: * = the edge's shape.
 """
 
 import math
@@ -17,36 +18,25 @@ import torch
 from torch import Tensor
 
 from validator.checks.arithmetic import Step
-from validator.checks.judge import GAIN_Z, Band
-from validator.checks.module_code import Code, CodeEdge, ReplaysOf
-from validator.checks.operator_noise import SUMS
-from validator.checks.products import PRODUCTS
-from validator.numerics.bands import FLUSH
-from validator.numerics.formats import format_of
-from validator.numerics.gain import normal_score
+from validator.checks.judge import Band
+from validator.checks.likeness import Elements
+from validator.checks.module_code import ALTERATION, Code, CodeEdge, ReplaysOf
+from validator.checks.roundings import Constant
+from validator.checks.suspects import Suspect
+from validator.numerics.contractions import FACTORS
 from validator.numerics.recipes import Recipe
-from validator.numerics.ulp import ulp
+from validator.numerics.rounding import round_nearest
 
-__all__ = ["ALL_REDUCE", "Lineup", "Resemblance", "Suspect", "suspects"]
-
-ALL_REDUCE = "all_reduce"
-ATTENTION = "scaled_dot_product_attention"
+__all__ = ["Lineup", "Resemblance"]
 
 NEAR = 0.25
 """A model that leaves up to this share of the candidate's squared error unexplained is what happened."""
 
-SIZE = 3.0
-"""How much larger or smaller than a model's the errors of a candidate may be that sums in another order.
+BETTER = 0.5
+"""A constant or a factor that leaves up to this share of what a recipe's model leaves is what happened."""
 
-The error of k terms grows with the root of the number of roundings in a row, of which blocks and trees make
-fewer.
-"""
-
-UNEVEN = 4.0
-"""How many times its median over channels (or rows) the mean square error of one may be."""
-
-MINIMUM_ROWS = 16
-"""Below so many values no mean can be told from noise."""
+FITS = 5
+"""Steps in which a constant is fitted: each may change it 8-fold."""
 
 BLOCKS = (128, 32, 8)
 """Terms in a block of the models of sums whose order is not known, beside one sum of all terms."""
@@ -62,113 +52,29 @@ STEPS_TRIED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
-    """A recipe that could be behind an edge.
-
-    Attributes:
-        recipe: that may be.
-        steps: the operators that it lets round more than the declared recipes do, where its band is so wide
-            that a model must agree.
-        op: aten name, where it is known without a model.
-    """
-
-    recipe: Recipe
-    steps: tuple[Step, ...] = ()
-    op: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resemblance:
     """That a recipe's model looks like the candidate.
 
     Attributes:
         op: aten name of the operator that is narrower than declared.
         control: `[*]` the model, rounded to the candidate's format.
-        is_near: whether the model's own values are near the candidate's, and not just errors of their kind.
+        left: share of the candidate's squared error that the model leaves unexplained; None where only the
+            kind of the errors is the candidate's, and not their values.
     """
 
     op: str
     control: Tensor
-    is_near: bool
-
-
-def suspects(code: Code, edge: CodeEdge, others: Sequence[Recipe], declared: Recipe) -> list[Suspect]:
-    """Return those of the undeclared recipes that can make a difference to an edge, in their order.
-
-    Args:
-        code: that made the edge.
-        edge: the edge.
-        others: the undeclared recipes.
-        declared: the loosest declared recipe.
-    """
-    found = []
-    cand = edge.cand.data.dtype
-    dtypes = {cand, *(dtype for step in code.steps for dtype in (*step.given, step.made))}
-    for recipe in others:
-        narrow = {getattr(recipe, name) for name in ("operators", "sums", "partials", "accumulate")}
-        narrow -= {getattr(declared, name) for name in ("operators", "sums", "partials", "accumulate")}
-        narrow -= {"float64", "float32"}
-        if any(getattr(torch, fmt) not in dtypes for fmt in narrow):
-            continue
-        if recipe.reduce != declared.reduce:
-            is_reduced = edge.into is None and bool(code.call.partials)
-            if is_reduced and recipe.reduce in ("storage", str(cand).removeprefix("torch.")):
-                found.append(Suspect(recipe=recipe, op=ALL_REDUCE))
-            continue
-        steps = tuple(step for step in code.steps if _differs(step, recipe, declared))
-        # Rounding to float32 inside leaves little room.
-        is_narrow = bool(narrow) or not recipe.computes_as_float32
-        is_inner = edge.depth > 1 and recipe.inner != declared.inner
-        if (steps and is_narrow) or (steps and recipe.accumulate != declared.accumulate) or is_inner:
-            found.append(Suspect(recipe=recipe, steps=steps if is_narrow else ()))
-        elif recipe.flush_subnormals != declared.flush_subnormals and _has_subnormals(edge):
-            found.append(Suspect(recipe=recipe))
-    return found
-
-
-def _has_subnormals(edge: CodeEdge) -> bool:
-    is_subnormal = (edge.exact != 0) & (edge.exact.abs() < FLUSH)
-    return format_of(edge.cand.data.dtype).min_normal == FLUSH and bool(is_subnormal.any())
-
-
-def _differs(step: Step, recipe: Recipe, declared: Recipe) -> bool:
-    """Tell whether a recipe lets an operator round more than another does."""
-    names: list[str] = []
-    if step.op in PRODUCTS or step.op == ATTENTION:
-        names += ["accumulate", "accumulator_bits", "split_k", "partials"]
-        names += ["tf32"] if torch.float32 in step.given else []
-        names += ["fp8"] if step.op in ("mm", "addmm") else []
-    if step.op in SUMS or step.op == ATTENTION:
-        names += ["sums", "operators"]
-    if step.made == torch.float32:
-        names += ["operators"]
-    return any(getattr(recipe, name) != getattr(declared, name) for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Elements:
-    """The judged elements of an edge, flat: `[N]` float64, with the channel and row of each, `[N]` int64."""
-
-    y: Tensor
-    c: Tensor
-    weight: Tensor
-    channels: Tensor
-    rows: Tensor
-
-    def energy(self, of: Tensor) -> float:
-        """Return the weighted squared error that a model leaves."""
-        return float((self.weight * (self.c - of).square()).sum())
+    left: float | None
 
 
 class Lineup:
-    """A failing edge, to be compared with models of recipes.
+    """A failing edge, to be compared with models of a recipe, and of faults.
 
     Args:
         code: that made the edge.
         edge: the edge.
         suspect: the recipe whose models it is to be compared with.
-        band: under that recipe. Errors are measured by it: in units of an ulp the smallest values would count
-            for more than all others.
+        band: under that recipe.
         allowed: the declared recipes.
         judged: `[*]` boolean, or None for all.
     """
@@ -185,30 +91,11 @@ class Lineup:
     ) -> None:
         assert code.replays is not None
         self._replays: ReplaysOf = code.replays
+        self._constants = code.constants
         self._edge = edge
         self._suspect = suspect
         self._allowed = allowed
-        cand = edge.cand.data.to(torch.float64)
-        usable = edge.exact.isfinite() & cand.isfinite()
-        self._usable = usable if judged is None else usable & judged
-        sigma, bound = (
-            torch.as_tensor(x, dtype=torch.float64).expand(cand.shape)[self._usable]
-            for x in (band.sigma, band.bound)
-        )
-        y = edge.exact[self._usable]
-        where = self._usable.nonzero()
-        width = cand.shape[-1] if cand.dim() else 1
-        self._elements = _Elements(
-            y=y,
-            c=cand[self._usable],
-            weight=1
-            / (ulp(y, format_of(edge.cand.data.dtype)).square() / 12 + sigma.square() + bound.square() / 12),
-            channels=where[:, -1] if cand.dim() else torch.zeros(len(y), dtype=torch.int64),
-            rows=_flat(where[:, :-1], cand.shape[:-1])
-            if cand.dim()
-            else torch.zeros(len(y), dtype=torch.int64),
-        )
-        self._width = width
+        self._elements = Elements.of(edge, band=band, judged=judged)
 
     @cached_property
     def _controls(self) -> list[Tensor]:
@@ -218,27 +105,40 @@ class Lineup:
     @cached_property
     def _before(self) -> float:
         """The least error that a declared recipe leaves."""
-        return min((self._energy(control) for control in self._controls), default=math.inf)
+        return min(map(self._elements.energy, self._controls), default=math.inf)
+
+    @cached_property
+    def _left_by_faults(self) -> float:
+        """The least error that a factor on the edge, or a constant of the code that is off, leaves."""
+        elements = self._elements
+        factor = round_nearest((1 + elements.gain_of(elements.c)) * self._edge.exact, elements.fmt)
+        return min(elements.energy(factor), *map(self._left_by, self._constants), math.inf)
 
     def resemblance(self) -> Resemblance | None:
         """Say whether the recipe's model looks like the candidate, and which operator's it is."""
-        recipe = self._suspect.recipe
-        made = [(variant, self._control(variant)) for variant in _variants(recipe)]
+        recipe, energy = self._suspect.recipe, self._elements.energy
+        if not len(self._elements):
+            return None
+        made = [(variant, self._control(variant, steps=steps)) for variant, steps in self._variants()]
         models = [(variant, model) for variant, model in made if model is not None]
-        for variant, model in models:
-            if self._energy(model) <= NEAR * self._before:
-                return Resemblance(op=self._nearest(variant), control=model, is_near=True)
+        near = min(models, key=lambda item: energy(item[1]), default=None)
+        if near is not None and energy(near[1]) <= NEAR * self._before:
+            return self._found(self._nearest(near[0]), near[1])
         for variant, _ in models if len(self._suspect.steps) > 1 else []:
             for elsewhere in self._allowed:
                 some = self._some(variant, elsewhere)
                 if some is not None:
-                    return some
-        if recipe.tf32 or recipe.fp8:
+                    return self._found(*some)
+        if recipe.factors != "float32" or recipe.fp8:
             return None
+        cuts = recipe.accumulator_bits is not None
         for variant, model in models:
-            if self._is_alike(model):
-                control = model if recipe.accumulator_bits is None else self._in_another_order(model)
-                return Resemblance(op=self._loudest(variant), control=control, is_near=False)
+            if self._elements.likeness(model, has_direction=cuts).is_close:
+                # What is cut off makes a gain, which a factor explains as well.
+                if not cuts and self._left_by_faults <= BETTER * self._before:
+                    return None
+                control = self._in_another_order(model) if cuts else model
+                return Resemblance(op=self._loudest(variant), control=control, left=None)
         return None
 
     def hidden_partials(self, control: Tensor) -> Resemblance | None:
@@ -251,28 +151,86 @@ class Lineup:
         Args:
             control: `[*]` the declared recipe's.
         """
-        if float((control[self._usable] != self._elements.c).double().mean()) < DIFFERING:
+        elements = self._elements
+        if not len(elements) or self.differing(control) < DIFFERING:
             return None
         recipe, last = self._suspect.recipe, self._suspect.steps[-1]
         for parts in PARTS:
             model = self._control(replace(recipe, split_k=parts), elsewhere=self._allowed[-1], steps=[last])
-            if model is not None and self._energy(model) <= NEAR * self._before:
-                return Resemblance(op=last.op, control=model, is_near=True)
+            if model is not None and elements.energy(model) <= NEAR * self._before:
+                return self._found(last.op, model)
         return None
+
+    def differing(self, control: Tensor) -> float:
+        """Return the share of elements in which the candidate differs from a control."""
+        return float((control[self._elements.usable] != self._elements.c).double().mean())
+
+    def _found(self, op: str, model: Tensor) -> Resemblance | None:
+        """Return that a model is near, unless a fault is nearer."""
+        left = self._elements.energy(model)
+        if self._left_by_faults <= BETTER * left:
+            return None
+        return Resemblance(op=op, control=model, left=left / self._before if left else 0.0)
+
+    def _variants(self) -> list[tuple[Recipe, Sequence[Step] | None]]:
+        """Return the recipes that are modelled for one that leaves open how much of what it allows is done.
+
+        Sums of products may be those of blocks, an operator whose result is narrow may be wide inside, and a
+        product of narrow factors may be narrow itself.
+
+        Returns:
+            Recipes, each with the operators that it is for, or None for all.
+        """
+        recipe = self._suspect.recipe
+        if recipe.operators != "float32" and recipe.sums != "float32":
+            return [(replace(recipe, sums="float32"), None), (recipe, None)]
+        if FACTORS[recipe.factors].dtype is not None and recipe.factors != "float32":
+            return [(recipe, None), (replace(recipe, operators=recipe.factors), self._suspect.steps)]
+        is_float32 = recipe.accumulate == "float32" and recipe.accumulator_bits is None
+        if is_float32 or recipe.block is not None:
+            return [(recipe, None)]
+        return [(recipe, None), *((replace(recipe, block=block), None) for block in BLOCKS)]
 
     def _in_another_order(self, model: Tensor) -> Tensor:
         """Scale a model of a cut-off accumulator, which makes results too small, to the candidate's size."""
-        share = self._slope(self._elements.c) / self._slope(model[self._usable])
+        elements = self._elements
+        share = elements.gain_of(elements.c) / elements.gain_of(model[elements.usable])
         return self._edge.exact + (model - self._edge.exact) * share
 
-    def _energy(self, model: Tensor) -> float:
-        return self._elements.energy(model[self._usable])
-
     def _control(
-        self, recipe: Recipe, *, elsewhere: Recipe | None = None, steps: Sequence[Step] | None = None
+        self,
+        recipe: Recipe,
+        *,
+        elsewhere: Recipe | None = None,
+        steps: Sequence[Step] | None = None,
+        altered: tuple[Constant, float] | None = None,
     ) -> Tensor | None:
         positions = None if steps is None else frozenset(step.position for step in steps)
-        return self._replays.control(recipe, elsewhere=elsewhere, positions=positions).get(self._edge.key)
+        elsewhere = elsewhere or self._allowed[-1]
+        made = self._replays.control(recipe, elsewhere=elsewhere, positions=positions, altered=altered)
+        return made.get(self._edge.key)
+
+    def _left_by(self, constant: Constant) -> float:
+        """Return the least error that a constant leaves which is multiplied by some positive factor."""
+        elements, key = self._elements, self._edge.key
+        logarithm, least = 0.0, math.inf
+        for _ in range(FITS):
+            factor = math.exp(logarithm)
+            made = self._replays.altered(constant, factor).get(key)
+            moved = self._replays.altered(constant, factor * (1 + ALTERATION)).get(key)
+            if made is None or moved is None:
+                break
+            left = elements.c - made[elements.usable]
+            direction = (moved - made)[elements.usable] / ALTERATION
+            size = float((elements.weight * direction.square()).sum())
+            step = float((elements.weight * direction * left).sum()) / size if size else math.nan
+            if not math.isfinite(step):
+                break
+            logarithm += max(-math.log(8), min(math.log(8), step))
+            for recipe in self._allowed:
+                control = self._control(recipe, altered=(constant, math.exp(logarithm)))
+                least = least if control is None else min(least, elements.energy(control))
+        return least
 
     def _nearest(self, recipe: Recipe) -> str:
         """Return the operator that by itself explains most."""
@@ -281,12 +239,16 @@ class Lineup:
             return steps[0].op
         energies = []
         for step in steps:
-            made = self._control(recipe, elsewhere=self._allowed[-1], steps=[step])
-            energies.append(math.inf if made is None else self._energy(made))
+            made = self._control(recipe, steps=[step])
+            energies.append(math.inf if made is None else self._elements.energy(made))
         return steps[energies.index(min(energies))].op
 
-    def _some(self, recipe: Recipe, elsewhere: Recipe) -> Resemblance | None:
-        """Look for a few operators that together explain the edge; the one that explains most is named."""
+    def _some(self, recipe: Recipe, elsewhere: Recipe) -> tuple[str, Tensor] | None:
+        """Look for a few operators that together explain the edge.
+
+        Returns:
+            Aten name of the one that explains most, and the model of all; None where no few do.
+        """
         chosen: list[Step] = []
         energy = self._before
         for _ in range(STEPS_TRIED):
@@ -295,14 +257,14 @@ class Lineup:
                 if step not in chosen:
                     made = self._control(recipe, elsewhere=elsewhere, steps=[*chosen, step])
                     if made is not None:
-                        tried.append((self._energy(made), step, made))
+                        tried.append((self._elements.energy(made), step, made))
             best = min(tried, key=lambda item: item[0], default=None)
             if best is None or best[0] > 0.9 * energy:
                 return None
             energy = best[0]
             chosen.append(best[1])
             if energy <= NEAR * self._before:
-                return Resemblance(op=chosen[0].op, control=best[2], is_near=True)
+                return chosen[0].op, best[2]
         return None
 
     def _loudest(self, recipe: Recipe) -> str:
@@ -310,81 +272,10 @@ class Lineup:
         steps = self._suspect.steps
         if len({step.op for step in steps}) == 1:
             return steps[0].op
-        base = self._controls[-1]
+        elements, base = self._elements, self._controls[-1]
         sizes = []
         for step in steps:
-            made = self._control(recipe, elsewhere=self._allowed[-1], steps=[step])
-            size = 0.0 if made is None else self._size(made - base)
-            sizes.append(size)
+            made = self._control(recipe, steps=[step])
+            moved = torch.zeros(()) if made is None else (made - base)[elements.usable]
+            sizes.append(float((elements.weight * moved.square()).sum()))
         return steps[sizes.index(max(sizes))].op
-
-    def _size(self, deviation: Tensor) -> float:
-        return float((self._elements.weight * deviation[self._usable].square()).sum())
-
-    def _is_alike(self, model: Tensor) -> bool:
-        """Tell whether the candidate's errors have the size, spread and direction of the model's."""
-        elements = self._elements
-        made = model[self._usable]
-        own, modelled = (elements.weight * (x - elements.y).square() for x in (elements.c, made))
-        for size in (Tensor.mean, Tensor.median):
-            ratio = math.sqrt(float(size(own)) / max(float(size(modelled)), 1e-300))
-            if not 1 / SIZE <= ratio <= SIZE:
-                return False
-        if self._suspect.recipe.accumulator_bits is not None:
-            of_model, of_cand = self._slope(made), self._slope(elements.c)
-            if of_model == 0 or not 1 / SIZE <= of_cand / of_model <= SIZE:
-                return False
-        elif self._has_steady_channels():
-            return False
-        return self._is_even(own / modelled.mean(), elements.channels) and self._is_even(
-            own / modelled.mean(), elements.rows
-        )
-
-    def _slope(self, values: Tensor) -> float:
-        """Return the gain of values on the oracle, less 1."""
-        elements = self._elements
-        total = float((elements.weight * elements.y.square()).sum())
-        return float((elements.weight * (values - elements.y) * elements.y).sum()) / max(total, 1e-300)
-
-    def _has_steady_channels(self) -> bool:
-        """Tell whether a channel is off by the same in all rows, as rounding in another order never is."""
-        elements = self._elements
-        error = elements.weight.sqrt() * (elements.c - elements.y)
-        count = torch.bincount(elements.channels, minlength=self._width).to(torch.float64)
-        mean = torch.bincount(elements.channels, error, self._width) / count
-        square = torch.bincount(elements.channels, error.square(), self._width) / count
-        t = mean / torch.sqrt(((square - mean.square()) / (count - 1)).clamp_min(1e-300))
-        enough = count >= MINIMUM_ROWS
-        if not bool(enough.any()):
-            return False
-        z = normal_score(t[enough], count[enough] - 1)
-        return bool((z.abs() > math.sqrt(GAIN_Z**2 + 2 * math.log(len(z)))).any())
-
-    def _is_even(self, squares: Tensor, labels: Tensor) -> bool:
-        """Tell whether no channel or row has much more error than the others."""
-        dense = torch.unique(labels, return_inverse=True)[1]
-        size = int(dense.max()) + 1
-        count = torch.bincount(dense, minlength=size).to(torch.float64)
-        mean = torch.bincount(dense, squares, size) / count
-        limit = UNEVEN + 12 * math.sqrt(2 / float(count.median()))
-        return float(mean.max()) <= limit * max(float(mean.median()), 1e-300)
-
-
-def _variants(recipe: Recipe) -> list[Recipe]:
-    """Return the recipes that are modelled for one that leaves open how much of what it allows is done.
-
-    Sums of products may be those of blocks, and an operator whose result is narrow may be wide inside.
-    """
-    if recipe.operators != "float32" and recipe.sums != "float32":
-        return [replace(recipe, sums="float32"), recipe]
-    is_float32 = recipe.accumulate == "float32" and recipe.accumulator_bits is None
-    if is_float32 or recipe.block is not None:
-        return [recipe]
-    return [recipe, *(replace(recipe, block=block) for block in BLOCKS)]
-
-
-def _flat(indices: Tensor, shape: torch.Size) -> Tensor:
-    flat = torch.zeros(len(indices), dtype=torch.int64)
-    for dim, size in enumerate(shape):
-        flat = flat * size + indices[:, dim]
-    return flat

@@ -31,7 +31,7 @@ def _gemm_fp16(decoder: Decoder, *, layer: int) -> None:
 
 def _gemm_tf32(decoder: Decoder, *, layer: int) -> None:
     """Round the factors to TF32."""
-    emulate_module(decoder.layer(layer).mlp.down_proj, Emulation(tf32=True))
+    emulate_module(decoder.layer(layer).mlp.down_proj, Emulation(factors="tf32"))
 
 
 FAULTS = (

@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         name="vit-blocks-swapped",
         what="Vision blocks attend over windows where they should over images, and the other way round.",
-        module="*visual",
+        module="*visual.blocks.*.attn",
         apply=_vit_blocks_swapped,
         needs=("model.model.visual.fullatt_block_indexes",),
         zoo=("mm-vit-cuseqlens-order",),

@@ -69,7 +69,9 @@ def _shared_overcounted(decoder: Decoder, *, layer: int, ranks: int) -> None:
     """Add the shared expert's result once on every rank, though each has all of it."""
     mlp = decoder.layer(layer).mlp
     is_gated = hasattr(mlp, "shared_expert_gate")
-    shared_expert = mlp.shared_expert if is_gated else mlp.shared_experts
+    shared_expert = getattr(mlp, "shared_expert" if is_gated else "shared_experts", None)
+    if shared_expert is None:
+        raise UsageError(f"tp-shared-overcount can't be planted: layers[{layer}].mlp has no shared expert")
 
     def forward(inner: Any, x: Tensor) -> Tensor:
         flat = x.view(-1, x.shape[-1])
@@ -107,14 +109,14 @@ def _k_norm_slice(decoder: Decoder, *, layer: int) -> None:
 def _qkv_by_head(decoder: Decoder, *, layer: int) -> None:
     """Read a fused weight, all queries before all keys and values, as one group of heads after another."""
     attention = decoder.layer(layer).self_attn
-    names = [name for name in ("weight", "bias") if getattr(attention.q_proj, name) is not None]
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     group = (attention.num_key_value_groups, 1, 1)
-    for name in names:
-        parts = [getattr(projection, name) for projection in projections]
-        heads = torch.cat([part.detach() for part in parts]).unflatten(
-            0, (-1, sum(group), attention.head_dim)
-        )
+    for name in ("weight", "bias"):
+        found = [getattr(projection, name) for projection in projections]
+        if any(part is None for part in found):
+            continue
+        parts = [local(part) for part in found]
+        heads = torch.cat(parts).unflatten(0, (-1, sum(group), attention.head_dim))
         for part, split in zip(parts, heads.split(group, 1), strict=True):
             part.copy_(split.flatten(0, 2))
 

@@ -3,6 +3,7 @@
 from validator.numerics.bands import (
     Noise,
     blocked_lambda,
+    factors_sigma,
     fp8_sigma,
     is_explained,
     matmul_sigma,
@@ -11,7 +12,6 @@ from validator.numerics.bands import (
     product_noise,
     softmax_sigma,
     tail_lambda,
-    tf32_sigma,
     truncation_bound,
 )
 from validator.numerics.formats import FORMATS, Format, format_of
@@ -36,6 +36,7 @@ __all__ = [
     "Recipe",
     "attention_noise",
     "blocked_lambda",
+    "factors_sigma",
     "format_of",
     "fp8_sigma",
     "gelu_noise",
@@ -51,6 +52,5 @@ __all__ = [
     "softmax_sigma",
     "sum_noise",
     "tail_lambda",
-    "tf32_sigma",
     "truncation_bound",
 ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from validator.numerics.contractions import TF32, fp8_errors, split_terms
+from validator.numerics.contractions import FACTORS, fp8_errors, split_terms
 from validator.numerics.formats import FORMATS, Format
 from validator.numerics.recipes import Recipe
 from validator.numerics.ulp import ulp
@@ -30,6 +30,7 @@ __all__ = [
     "C",
     "Noise",
     "blocked_lambda",
+    "factors_sigma",
     "fp8_sigma",
     "is_explained",
     "matmul_sigma",
@@ -38,7 +39,6 @@ __all__ = [
     "product_noise",
     "softmax_sigma",
     "tail_lambda",
-    "tf32_sigma",
     "truncation_bound",
 ]
 
@@ -191,17 +191,21 @@ def partials_sigma(parts: Sequence[Tensor], fmt: Format, *, roundings: int | Non
     return torch.sqrt(variance / 12)
 
 
-def tf32_sigma(x: Tensor, w: Tensor) -> Tensor:
-    """Return sigma of a matrix product whose factors are rounded to 10 bits after the leading one.
+def factors_sigma(x: Tensor, w: Tensor, y: Tensor, *, fmt: Format) -> Tensor:
+    """Return sigma of a matrix product whose factors are rounded, as TF32 does.
 
     Args:
         x: `[*, K]` float64.
         w: `[*, K, M]` float64.
+        y: `[*, M]` float64, the exact product.
+        fmt: what they are rounded to. Where tensors can be stored in it, the product may be rounded too.
 
     Source:
-        `0.43 u sqrt(2 sum a^2)`: each term has two factors, with independent roundings.
+        `0.43 u sqrt(2 sum a^2)`: each term has two factors, with independent roundings; `ulp/sqrt(12)` for
+        that of the product.
     """
-    return C * TF32.unit_roundoff * torch.sqrt(2 * torch.matmul(x.square(), w.square()))
+    sigma = C * fmt.unit_roundoff * torch.sqrt(2 * torch.matmul(x.square(), w.square()))
+    return sigma if fmt.dtype is None else torch.hypot(sigma, ulp(y, fmt).nan_to_num() / math.sqrt(12))
 
 
 def fp8_sigma(x: Tensor, w: Tensor) -> Tensor:
@@ -226,7 +230,7 @@ def product_noise(x: Tensor, w: Tensor, y: Tensor, recipe: Recipe, fmt: Format) 
         w: `[*, K, M]` float64.
         y: `[*, M]` float64, the exact product.
         recipe: what may be rounded.
-        fmt: the factors' storage format. TF32 is for float32, fp8 for products of two matrices.
+        fmt: the factors' storage format. Narrower factors are for float32, fp8 for products of two matrices.
     """
     u = FORMATS[recipe.accumulate].unit_roundoff
     underflow = FLUSH if recipe.flush_subnormals else UNDERFLOW
@@ -244,8 +248,8 @@ def product_noise(x: Tensor, w: Tensor, y: Tensor, recipe: Recipe, fmt: Format) 
         roundings = len(parts) - (1 if partials.precision < fmt.precision else 2)
         of_parts = partials_sigma(parts, partials, roundings=roundings) if len(parts) > 1 else torch.zeros(())
         sigma = torch.hypot(sigma, of_parts.reshape(y.shape) if of_parts.dim() else of_parts.double())
-    if recipe.tf32 and fmt.name == "float32":
-        sigma = torch.hypot(sigma, tf32_sigma(x, w))
+    if recipe.factors != "float32" and fmt.name == "float32":
+        sigma = torch.hypot(sigma, factors_sigma(x, w, y, fmt=FACTORS[recipe.factors]))
     if recipe.fp8 and w.dim() == 2:
         rows = x.reshape(-1, x.shape[-1])
         sigma = torch.hypot(sigma, fp8_sigma(rows, w).reshape(y.shape))

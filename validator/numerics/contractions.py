@@ -20,6 +20,7 @@ from validator.numerics.rounding import round_nearest, round_toward_zero
 from validator.numerics.ulp import ulp
 
 __all__ = [
+    "FACTORS",
     "TF32",
     "Accumulation",
     "Order",
@@ -43,6 +44,13 @@ TF32 = Format(
     last_magnitude=0xFF << 10,
 )
 """What some devices round the factors of float32 products to: 10 bits after the leading one."""
+FACTORS = {
+    "float32": FORMATS["float32"],
+    "tf32": TF32,
+    "float16": FORMATS["float16"],
+    "bfloat16": FORMATS["bfloat16"],
+}
+"""What the factors of float32 products may be rounded to, strictest first."""
 _FP8 = FORMATS["float8_e4m3fn"]
 _FLOAT32 = FORMATS["float32"]
 _Add = Callable[[Tensor, Tensor], Tensor]

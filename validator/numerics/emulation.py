@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from validator.numerics.contractions import Accumulation, Order
+from validator.numerics.contractions import FACTORS, Accumulation, Order
 from validator.numerics.formats import FORMATS
 from validator.numerics.legality import (
     FLOATS,
@@ -43,7 +43,7 @@ class Emulation:
         rounding: of every operator's result.
         flush_subnormals: whether float32 and bfloat16 results below 2^-126 become 0, as in a device's
             flush-to-zero mode. Those of float16 are normal in the float32 that it computes in, and stay.
-        tf32: whether factors of float32 matrix products are rounded to 10 bits after the leading one.
+        factors: format that factors of float32 matrix products are rounded to, one of `contractions.FACTORS`.
         fp8: whether products of two matrices (not batches of them, as in attention) run in float8_e4m3fn with
             block scales; see `numerics.contractions.fp8_product`.
         seed: of stochastic rounding, drawn anew at each entry.
@@ -59,7 +59,7 @@ class Emulation:
     reduce: str | None = None
     rounding: RoundingMode = RoundingMode.NEAREST
     flush_subnormals: bool = False
-    tf32: bool = False
+    factors: str = "float32"
     fp8: bool = False
     seed: int = 0
 
@@ -67,6 +67,7 @@ class Emulation:
         demand_one_of(self, "accumulate", (None, *FLOATS))
         demand_one_of(self, "order", tuple(Order))
         demand_one_of(self, "partials", FLOATS)
+        demand_one_of(self, "factors", tuple(FACTORS))
         demand_one_of(self, "reduce", (None, *FLOATS))
         demand_one_of(self, "rounding", tuple(RoundingMode))
         # A plain string is as good as its enum's member, but only the member can be told by `is`.
@@ -95,8 +96,9 @@ class Emulation:
             )
         if self.ranks == 1 and self.reduce is not None:
             refuse(self, "reduce", self.reduce, "ranks is 1: one rank reduces nothing; give 2 or more")
-        if self.fp8 and (self.tf32 or self.split_k > 1 or self.ranks > 1):
-            refuse(self, "fp8", True, "it has its own factors and parts; leave out tf32, split_k and ranks")
+        if self.fp8 and (self.factors != "float32" or self.split_k > 1 or self.ranks > 1):
+            why = "it has its own factors and parts; leave out factors, split_k and ranks"
+            refuse(self, "fp8", True, why)
 
     @property
     def accumulation(self) -> Accumulation | None:

@@ -6,6 +6,7 @@ always allowed. What it says of matrix products has the names that `Emulation` h
 
 from dataclasses import dataclass, fields, replace
 
+from validator.numerics.contractions import FACTORS
 from validator.numerics.formats import FORMATS
 from validator.numerics.legality import (
     FLOATS,
@@ -38,7 +39,8 @@ class Recipe:
         split_k: contiguous parts that each matrix product may be split into.
         partials: format in which the parts' sums are kept and added up.
         reduce: format in which partial results are summed across ranks, or `"storage"`.
-        tf32: whether factors of float32 matrix products may be rounded to 10 bits after the leading one.
+        factors: format that the factors of float32 matrix products may be rounded to, one of
+            `contractions.FACTORS`. Where tensors can be stored in it, the products may be rounded to it too.
         fp8: whether products of two matrices may run in float8_e4m3fn with block scales.
         flush_subnormals: whether results below 2^-126 may become 0.
 
@@ -56,7 +58,7 @@ class Recipe:
     split_k: int = 1
     partials: str = "float32"
     reduce: str = "storage"
-    tf32: bool = False
+    factors: str = "float32"
     fp8: bool = False
     flush_subnormals: bool = False
 
@@ -65,6 +67,7 @@ class Recipe:
             demand_one_of(self, field_name, (*FLOATS, "storage"))
         for field_name in ("operators", "sums", "accumulate", "partials"):
             demand_one_of(self, field_name, FLOATS)
+        demand_one_of(self, "factors", tuple(FACTORS))
         demand_at_least_one(self, "block", "split_k")
         demand_accumulator_bits(self)
         if self.split_k == 1 and self.partials != "float32":
@@ -74,8 +77,8 @@ class Recipe:
                 self.partials,
                 "split_k is 1, and one part leaves no partial sums: give 2 or more",
             )
-        if self.fp8 and (self.tf32 or self.split_k > 1):
-            refuse(self, "fp8", True, "it has its own factors and parts; leave out tf32 and split_k")
+        if self.fp8 and (self.factors != "float32" or self.split_k > 1):
+            refuse(self, "fp8", True, "it has its own factors and parts; leave out factors and split_k")
 
     @property
     def computes_as_float32(self) -> bool:
@@ -84,7 +87,7 @@ class Recipe:
         return (
             min(widths) >= FORMATS["float32"].precision
             and self.accumulator_bits is None
-            and not self.tf32
+            and self.factors == "float32"
             and not self.fp8
         )
 
@@ -111,13 +114,13 @@ class Recipe:
         if bits is not None and accumulate.precision <= bits:
             looser["accumulator_bits"] = None
         if looser.get("fp8"):
-            looser |= {"tf32": False, "split_k": 1, "partials": "float32"}
+            looser |= {"factors": "float32", "split_k": 1, "partials": "float32"}
         elif self.fp8:
             looser = {name: value for name, value in looser.items() if name not in _NOT_WITH_FP8}
         return replace(self, **looser)
 
 
-_NOT_WITH_FP8 = ("tf32", "split_k", "partials")
+_NOT_WITH_FP8 = ("factors", "split_k", "partials")
 
 
 def _looseness(field_name: str, recipe: Recipe) -> float:
@@ -125,6 +128,8 @@ def _looseness(field_name: str, recipe: Recipe) -> float:
     value = getattr(recipe, field_name)
     if field_name == "accumulator_bits":
         return -float(value if value is not None else FORMATS["float64"].precision)
+    if field_name == "factors":
+        return float(tuple(FACTORS).index(value))
     if isinstance(value, str):
         return 0.0 if value == "storage" else -float(FORMATS[value].precision)
     return float(value)
@@ -140,7 +145,9 @@ RECIPES = {
         *(Recipe(name=f"{short}-reduce", reduce=fmt) for short, fmt in _NARROW.items()),
         EAGER,
         Recipe(name="flush-subnormals", inner="storage", flush_subnormals=True),
-        Recipe(name="tf32", inner="storage", tf32=True),
+        Recipe(name="tf32", inner="storage", factors="tf32"),
+        Recipe(name="fp16-factors", inner="storage", factors="float16"),
+        Recipe(name="bf16-factors", inner="storage", factors="bfloat16"),
         *(Recipe(name=f"{short}-sums", inner="storage", sums=fmt) for short, fmt in _NARROW.items()),
         Recipe(name="truncated-accumulator", inner="storage", accumulator_bits=13),
         *(

@@ -183,8 +183,7 @@ def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
     table = Table(box=None, pad_edge=True, header_style="dim")
     for name in ("worst first", "tensor"):
         table.add_column(name, overflow="fold")
-    names = ("rel_l2", "max_abs", "ulp p99", "ulp max", "differ")
-    for name in (*names, "of noise") if is_judged else names:
+    for name in ("rel_l2", "max_abs", "of noise" if is_judged else "ulp p99", "ulp max", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("worst slice", overflow="fold")
     for pair in pairs:
@@ -194,10 +193,9 @@ def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
             _tensor_name(pair),
             _figure(metrics.rel_l2),
             _figure(metrics.max_abs),
-            _figure(metrics.ulp_steps_p99),
+            _figure(_judged(pair)[3] if is_judged else metrics.ulp_steps_p99),
             _figure(metrics.ulp_steps_max),
             phrases.percent(metrics.mismatched, metrics.elements or 1),
-            *([_figure(_judged(pair)[3])] if is_judged else []),
             _slice_name(pair),
         )
         table.add_row(*(Text(phrases.printable(cell)) for cell in cells))
