@@ -3,6 +3,8 @@
 PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
 # More flags for pip, such as the index of a torch build without CUDA.
 PIP_FLAGS ?=
+# Tests that run side by side; some of them start up to four processes of their own.
+JOBS ?= 2
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
@@ -15,7 +17,7 @@ demo: .venv/.installed  ## check a healthy and a faulty port of a trained model 
 	$(BIN)/validator demo
 
 test: lint  ## lint, types and the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: .venv/.installed  ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -27,7 +29,7 @@ format: .venv/.installed  ## format and mend what ruff can mend
 	$(BIN)/ruff format .
 
 detection: .venv/.installed  ## every fault on every model; hours, can be interrupted and resumed
-	$(BIN)/python benchmarks/detection.py
+	$(BIN)/python benchmarks/detection.py --jobs $(JOBS)
 
 clean:  ## remove build products and caches, not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

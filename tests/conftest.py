@@ -7,4 +7,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing here may depend on a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from hypothesis import settings
+
 from tests.ranks import pool_fixture  # noqa: F401 - the fixture `rank_pool`
+
+# The first example of a test may be the one that compiles a kernel, and no test is about time.
+settings.register_profile("validator", deadline=None)
+settings.load_profile("validator")

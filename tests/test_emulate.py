@@ -95,6 +95,13 @@ def test_tf32_keeps_10_bits_of_a_factor(factor: float, expected: float) -> None:
     assert run(TF32, torch.mul, x, 1.0).item() == factor  # no matrix product
 
 
+def test_factors_are_rounded_to_the_format_that_is_asked_for() -> None:
+    """1 + 2^-9 is a value of float16, and in bfloat16 it is 1."""
+    x = torch.tensor([[1 + 2**-9 + 2**-20]])
+    for fmt, expected in (("float16", 1 + 2**-9), ("bfloat16", 1.0)):
+        assert run(Emulation(factors=fmt), torch.mm, x, torch.ones(1, 1)).item() == expected
+
+
 def test_fp8_is_for_products_of_two_matrices_alone() -> None:
     x, w = torch.tensor([[448.0, 1.0625]]), torch.tensor([[448.0], [448.0]])
     assert run(Emulation(fp8=True), torch.mm, x, w).item() == 448 * 448 + 448

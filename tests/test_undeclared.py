@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.checks.build import check
-from validator.checks.findings import Finding, Verdict
+from validator.checks.findings import Arm, Finding, Verdict
 from validator.emulate import Emulation, emulate_module
 from validator.numerics.recipes import RECIPES
 
@@ -38,6 +38,19 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(functional.silu(self.up_proj(x)))
+
+
+class NarrowLinear(nn.Linear):
+    """Multiplies in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x.bfloat16(), self.weight.bfloat16()).to(x.dtype)
+
+
+class NarrowMlp(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_proj = NarrowLinear(4 * WIDTH, WIDTH, bias=False)
 
 
 class Attention(nn.Module):
@@ -97,6 +110,8 @@ class BlockedOutput(Attention):
 
 
 class GemmaNorm(nn.Module):
+    eps = 1e-6
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(0.3 * seeded(WIDTH, seed=5))
@@ -106,7 +121,7 @@ class GemmaNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (normed * self.shifted()).type_as(x)
 
 
@@ -115,6 +130,15 @@ class NarrowShift(GemmaNorm):
 
     def shifted(self) -> Tensor:
         return (1.0 + self.weight).float()
+
+
+class EarlyCast(GemmaNorm):
+    """Rounds before it multiplies by 1 + weight, and rounds that sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return normed.type_as(x) * (1.0 + self.weight)
 
 
 class Router(nn.Module):
@@ -222,6 +246,23 @@ CASES = {
         emulation=Emulation(factors="tf32"),
         dtype=torch.float32,
     ),
+    "bf16 inputs of a float32 product": Case(
+        reference=Mlp,
+        recipe="bf16-factors",
+        guilty=("up_proj", None),
+        ops=("mm",),
+        emulation=Emulation(factors="bfloat16"),
+        emulated="up_proj",
+        dtype=torch.float32,
+    ),
+    "a float32 product in bf16": Case(
+        reference=Mlp,
+        candidate=NarrowMlp,
+        recipe="bf16-factors",
+        guilty=("down_proj", None),
+        ops=("mm",),
+        dtype=torch.float32,
+    ),
     "13-bit accumulator in bf16": Case(
         reference=Mlp,
         recipe="truncated-accumulator",
@@ -263,6 +304,9 @@ CASES = {
     ),
     "1 + w added in bf16": Case(
         reference=GemmaNorm, candidate=NarrowShift, recipe="bf16-inside", guilty=("", None), ops=("add",)
+    ),
+    "cast before 1 + w": Case(
+        reference=GemmaNorm, candidate=EarlyCast, recipe="bf16-inside", guilty=("", None), ops=("add", "mul")
     ),
     "router in bf16": Case(
         reference=Router,
@@ -324,6 +368,10 @@ class Scaled(nn.Linear):
         return y.to(x.dtype)
 
 
+class ScaledDown(Scaled):
+    factor = 0.999
+
+
 class ScaledRow(Scaled):
     factor = 1.02
     row = 40
@@ -335,6 +383,10 @@ class ScaledMlp(Mlp):
     def __init__(self) -> None:
         super().__init__()
         self.up_proj = self.kind(WIDTH, 4 * WIDTH, bias=False)
+
+
+class ScaledDownMlp(ScaledMlp):
+    kind = ScaledDown
 
 
 class ScaledRowMlp(ScaledMlp):
@@ -389,14 +441,26 @@ class ScaledNorm(GemmaNorm):
         return 1.005 + self.weight.float()
 
 
+class QuietNorm(GemmaNorm):
+    """Has an epsilon that rounding does not hide."""
+
+    eps = 1e-4
+
+
+class LargeEpsilon(QuietNorm):
+    eps = 1e-3
+
+
 FAULTS = {
     "a factor of 1.001 on a projection": (Mlp, ScaledMlp, ("up_proj", None)),
+    "a factor of 0.999 on a projection": (Mlp, ScaledDownMlp, ("up_proj", None)),
     "one row of a projection off by 2%": (Mlp, ScaledRowMlp, ("up_proj", None)),
     "GELU for SiLU": (Mlp, GeluMlp, ("", "down_proj")),
     "attention scale off by 1%": (Attention, ScaledScores, ("", "o_proj")),
     "attention window one short": (Attention, WindowedAttention, ("", "o_proj")),
     "residual from behind the norm": (Block, WithoutResidual, ("", None)),
     "norm weights off by 0.005": (GemmaNorm, ScaledNorm, ("", None)),
+    "epsilon ten times as large": (QuietNorm, LargeEpsilon, ("", None)),
 }
 
 
@@ -406,7 +470,7 @@ def test_a_fault_is_no_precision_that_was_not_declared(name: str, dtype: torch.d
     reference, spoiled, guilty = FAULTS[name]
     candidate = spoiled()
     candidate.load_state_dict(reference().state_dict())
-    given = {"x": hidden(dtype, tokens=128 if "1.001" in name else 48)}
+    given = {"x": hidden(dtype, tokens=128 if "a factor" in name else 48)}
     found = check(reference(), candidate.to(dtype), given).findings
     assert [(f.module, f.into) for f in found] == [guilty]
     assert {f.verdict for f in found} == {Verdict.DIVERGENT}
@@ -418,6 +482,17 @@ def test_what_is_computed_as_in_the_reference_has_no_finding(
     reference: type[nn.Module], dtype: torch.dtype
 ) -> None:
     assert check(reference(), reference().to(dtype), {"x": hidden(dtype)}).findings == ()
+
+
+def test_nothing_finite_is_no_precision_that_was_not_declared() -> None:
+    candidate = GemmaNorm()
+    candidate.weight.data.fill_(torch.nan)
+    (found,) = [
+        f
+        for f in check(GemmaNorm(), candidate.bfloat16(), {"x": hidden(torch.bfloat16)}).findings
+        if not f.path
+    ]
+    assert (found.verdict, found.arm) == (Verdict.DIVERGENT, Arm.CLASS)
 
 
 def test_a_mixture_of_what_is_allowed_is_no_undeclared_precision() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.align.build import tensor_ref
+from validator.align.dims import dims_of
 from validator.align.edges import JoinedEdge, find_views, join, join_side
 from validator.align.traces import View
 from validator.capturing.records import Placement
@@ -74,6 +75,31 @@ def test_what_does_not_fit_is_a_problem_of_its_path() -> None:
     )
     assert side.edges == {}
     assert side.problems == {"x": "rank 0 [3] against the reference's [4]"}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((2, 6), (1, 6)), ((1, 6), (2, 6))])
+def test_one_side_may_have_once_what_the_other_has_for_each_sequence(
+    ours: tuple[int, ...], theirs: tuple[int, ...]
+) -> None:
+    def dims(shape: Sequence[int], path: str) -> tuple[str, ...]:
+        return dims_of(shape, batch=2, tokens=6, module_type="", path=path)
+
+    sides = {
+        "cand": {0: {"positions": tensor_ref(torch.zeros(ours, dtype=torch.int64))}},
+        "ref": {"positions": tensor_ref(torch.zeros(theirs, dtype=torch.int64))},
+        "dims_of": dims,
+    }
+    assert join_side(**sides, expands_batch=True).edges["positions"].edge.shape == ours  # type: ignore[arg-type]
+    assert list(join_side(**sides).problems) == ["positions"]  # type: ignore[arg-type]
+
+
+def test_tokens_are_no_batch_of_which_there_may_be_one() -> None:
+    """Experts get as many tokens as chose them, on one side one and on the other three."""
+    tokens = {"x": tensor_ref(torch.zeros(3, 8))}
+    side = join_side(
+        cand={0: tokens}, ref={"x": tensor_ref(torch.zeros(1, 8))}, dims_of=no_dims, expands_batch=True
+    )
+    assert list(side.problems) == ["x"]
 
 
 def test_tensors_of_other_names_are_paired_by_position() -> None:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from scipy.stats import chi2
 from torch import Tensor
 
 from validator.checks.findings import Arm, Evidence
-from validator.checks.pairs import PairJudge
+from validator.checks.pairs import PairJudge, noise_lambda
+from validator.numerics.bands import normal_lambda
 from validator.numerics.formats import FORMATS
 
 REF = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -118,3 +120,10 @@ def test_a_scalar_and_an_empty_tensor_are_judged_too() -> None:
     assert judged(one, one * 2, one / 100, dims=())[0] is Arm.MAX
     empty = torch.empty(0, 3)
     assert judged(empty, empty, empty, dims=("", ""))[0] is None
+
+
+@pytest.mark.parametrize("runs", [8, 12, 16, 64])
+def test_lambda_allows_for_a_sigma_that_came_out_low(runs: int) -> None:
+    factor = noise_lambda(10**6, runs) / normal_lambda(10**6)
+    lowest = chi2.ppf(1e-5, runs) / runs
+    assert factor == pytest.approx(max(1 / math.sqrt(2 * lowest), 1.2))

@@ -69,6 +69,9 @@ CASES = {
         emulation=Emulation(split_k=8, partials="bfloat16"),
         dtype=torch.bfloat16,
     ),
+    "bfloat16 factors": Case(
+        recipe=Recipe(name="r", factors="bfloat16"), emulation=Emulation(factors="bfloat16")
+    ),
     "tf32": Case(recipe=Recipe(name="r", factors="tf32"), emulation=Emulation(factors="tf32")),
     "fp8": Case(
         recipe=Recipe(name="r", inner="storage", fp8=True),

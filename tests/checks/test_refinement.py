@@ -1,4 +1,4 @@
-"""Edges a little outside of a measured band are measured again before anything is said."""
+"""Edges that are outside of a measured band in a few elements are measured again before anything is said."""
 
 from collections.abc import Mapping
 
@@ -19,16 +19,20 @@ EXACT = torch.ones(16, 32, dtype=torch.float64)
 
 
 class Measured:
-    """Replays whose few runs find `few` for sigma, and whose many runs find `many`."""
+    """Replays whose few runs find `few` for sigma, whose many runs find `many`, and which get as far as `far`."""
 
-    def __init__(self, few: float, many: float) -> None:
+    def __init__(self, few: float, many: float, far: float = 0.0) -> None:
         self.sigma = {False: few, True: many}
+        self.far = far
         self.asked: list[bool] = []
 
     def spread(self, recipe: Recipe, *, is_refined: bool = False) -> Mapping[Key, Spread]:
         self.asked.append(is_refined)
         sigma = torch.full_like(EXACT, self.sigma[is_refined])
         return {(None, ""): Spread(sigma=sigma, bound=None, control=EXACT)}
+
+    def reach(self, recipe: Recipe) -> Mapping[Key, Tensor]:
+        return {(None, ""): torch.full_like(EXACT, self.far)}
 
     def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
         return {}
@@ -37,7 +41,7 @@ class Measured:
         return {}
 
 
-def verdict_of(replays: Measured, cand: Tensor) -> Verdict:
+def judged(replays: Measured, cand: Tensor) -> EdgeJudge:
     value = LogicalTensor(data=cand, parts=(), dims=("token", "channel"))
     made = Edge(path="", dtype="float32", shape=tuple(cand.shape), read=lambda _: value)
     call = TraceCall(
@@ -67,7 +71,11 @@ def verdict_of(replays: Measured, cand: Tensor) -> Verdict:
     )
     judge = EdgeJudge(trace=trace, view=view, policy=policy_of(FUSED), bench=Bench(elements=512))
     judge.judge(code)
-    (judgement,) = judge.judgements
+    return judge
+
+
+def verdict_of(replays: Measured, cand: Tensor) -> Verdict:
+    (judgement,) = judged(replays, cand).judgements
     return judgement.verdict
 
 
@@ -101,3 +109,22 @@ def test_clear_cases_are_not_measured_again(cand: Tensor) -> None:
     replays = Measured(few=1e-5, many=1.0)
     verdict_of(replays, cand)
     assert True not in replays.asked
+
+
+def test_an_element_that_far_runs_reach_is_aligned_and_said_to_be_undecided() -> None:
+    judge = judged(Measured(few=1e-5, many=1e-5, far=0.6), with_one_off(0.5))
+    (judgement,) = judge.judgements
+    assert judgement.verdict is Verdict.ALIGNED
+    assert "1 elements are decided by rounding alone" in judgement.note
+    assert "a fault in 1 of 512 elements of its output" in [x.what for x in judge.unobservable]
+
+
+@pytest.mark.parametrize(
+    ("far", "cand"),
+    [
+        pytest.param(0.4, with_one_off(0.5), id="out of reach"),
+        pytest.param(0.6, EXACT.float() + 0.5, id="everywhere"),
+    ],
+)
+def test_far_runs_excuse_neither_what_they_do_not_reach_nor_whole_edges(far: float, cand: Tensor) -> None:
+    assert verdict_of(Measured(few=1e-5, many=1e-5, far=far), cand) is Verdict.DIVERGENT

@@ -193,6 +193,12 @@ def test_no_factor_shows_where_nothing_is_judged() -> None:
     assert resolution(exact, judged=torch.zeros(4, 1, dtype=torch.bool)).gain() == math.inf
 
 
+def test_no_factor_shows_where_no_element_is_finite() -> None:
+    nothing = resolution(torch.full((4, 8), math.nan, dtype=torch.float64))
+    assert nothing.gain() == math.inf
+    assert nothing.change(torch.ones(4, 8, dtype=torch.float64), tried=1) == math.inf
+
+
 def test_one_element_shows_what_carries_it_over_its_band() -> None:
     """1 rounds to itself; with 2 ulp allowed on either side, 3 ulp up is the first value outside."""
     one = torch.ones(1, 1, dtype=torch.float64)

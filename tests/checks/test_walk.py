@@ -618,3 +618,49 @@ def test_a_first_finding_names_what_the_candidate_calls_it() -> None:
     assert finding.candidate_module == "blocks.0.norm"
     assert finding.arm is Arm.MAX
     assert "blocks.0.norm" in finding.summary
+
+
+class Rotation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.linspace(0.1, 1.0, WIDTH))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        frequencies = self.get_buffer("frequencies").float()
+        return torch.cos(positions[..., None] * frequencies)
+
+
+class Rotated(nn.Module):
+    """Multiplies by a table of positions, one for all sequences or one for each."""
+
+    def __init__(self, *, of_each: bool, stale: int = 0) -> None:
+        super().__init__()
+        self.rotation, self.scale = Rotation(), Scale()
+        self.of_each, self.stale = of_each, stale
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1])[None]
+        if self.of_each:
+            positions = positions.repeat(len(x), 1)
+            positions[-1] += self.stale
+        return self.scale(x * self.rotation(positions).to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("theirs", "ours"), [(False, True), (True, False)])
+def test_positions_of_all_sequences_are_those_of_each(dtype: torch.dtype, theirs: bool, ours: bool) -> None:
+    outcome = check(Rotated(of_each=theirs), Rotated(of_each=ours).to(dtype), {"x": hidden().to(dtype)})
+    assert outcome.verdict is Verdict.ALIGNED
+    assert [j.elements for j in judged(outcome, into="rotation")] == [2 * 16]
+    assert [j.elements for j in judged(outcome, module="rotation")] == [2 * 16 * WIDTH]
+
+
+def test_stale_positions_of_one_sequence_are_named_where_the_reference_has_them_for_all() -> None:
+    candidate = Rotated(of_each=True, stale=1).bfloat16()
+    (finding,) = check(Rotated(of_each=False), candidate, {"x": hidden().bfloat16()}).findings
+    assert (finding.into, finding.check, finding.arm) == ("rotation", Check.EXACT, Arm.EXACT)
+    assert finding.where["sequences"] == [1]
+
+
+def judged(outcome: Outcome, *, module: str = "", into: str | None = None) -> list[Any]:
+    return [j.evidence for j in outcome.judgements if (j.module, j.into) == (module, into)]

@@ -36,7 +36,7 @@ FAULTS = {
     "rope-sign:layer=2": (f"{LAYER}.self_attn", f"{LAYER}.self_attn.o_proj"),
     "mlp-swapped:layer=2": (f"{LAYER}.mlp", f"{LAYER}.mlp.act_fn"),
 }
-"""Where each is first beyond the noise: module, and the child that what goes into is wrong."""
+"""Where each is: the module, and the child that gets a wrong input from it."""
 
 
 class Captures:
@@ -60,7 +60,7 @@ class Captures:
                 run=run,
                 recipe=EAGER,
                 dtype=getattr(torch, setup.dtype),
-                runs=8,
+                runs=12,
                 keeps=keeps,
                 folder=folder,
             )
@@ -107,7 +107,6 @@ SETUPS = [
     ),
     Setup(family="llama", dtype="float16", cand_kernel="sdpa", padding=True, seed=1),
     Setup(family="qwen3", dtype="float32", cand_kernel="sdpa", seed=2),
-    Setup(family="gemma2", dtype="float16", padding=True, seed=2),
 ]
 
 
@@ -119,7 +118,7 @@ def test_a_healthy_port_is_aligned(setup: Setup, captures: Captures) -> None:
     pairs = result.comparison.pairs
     ratios = [p.judged.evidence.max_over_band or 0.0 for p in pairs if p.judged and p.judged.evidence]
     assert len(ratios) > 100, "what differs is judged"
-    assert max(ratios) < 0.9, "and is well within what is allowed"
+    assert max(ratios) < 0.8, "and is well within what is allowed"
 
 
 def test_a_healthy_sharded_port_is_aligned(captures: Captures, rank_pool: Callable[[int], RankPool]) -> None:
@@ -142,7 +141,10 @@ def test_a_fault_is_first_seen_at_its_own_module(family: str, fault: str, captur
     first = result.first_divergence
     assert first is not None
     assert (first.check, first.arm, first.verdict) == (Check.PAIR, Arm.MAX, Verdict.DIVERGENT)
-    assert (first.module, first.into) == FAULTS[fault]
+    module, child = FAULTS[fault]
+    # An attention whose probabilities are an output of its own may show there first.
+    assert first.module == module
+    assert first.into in (child, None)
     assert result.exit_code == 1
     assert str(result).startswith(f"divergent: first seen at {first.module}")
     jsonschema.validate(result.to_json(), schema())
@@ -170,7 +172,7 @@ def test_the_capture_says_how_its_noise_was_measured(captures: Captures) -> None
     capture = open_capture(captures.reference(Setup(family="llama")))
     noise = capture.manifest.noise
     assert noise is not None
-    assert (noise.runs, noise.recipe, noise.dtype, noise.choice) == (8, "eager", "bfloat16", None)
+    assert (noise.runs, noise.recipe, noise.dtype, noise.choice) == (12, "eager", "bfloat16", None)
     calls = {call.module: call for call in capture.rank(0).calls}
     logits, tokens = calls[""].outputs["logits"], calls[""].inputs["input_ids"]
     assert (logits.meta.dtype, logits.noise.meta.dtype) == ("float32", "bfloat16")
@@ -181,7 +183,7 @@ def test_the_capture_says_how_its_noise_was_measured(captures: Captures) -> None
 
 def test_the_text_says_what_the_noise_is_and_that_a_check_sees_more(captures: Captures) -> None:
     text = " ".join(str(captures.compared(Setup(family="llama"), "act-gelu:layer=2")).split())
-    assert "of 8 stochastic runs in bfloat16, recipe eager" in text
+    assert "of 12 stochastic runs in bfloat16, recipe eager" in text
     assert "a smaller fault passes unseen" in text
     assert "validator check TARGET --capture CANDIDATE judges each operator" in text
 

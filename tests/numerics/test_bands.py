@@ -269,6 +269,15 @@ def test_a_products_noise_covers_factors_in_tf32_where_they_are_float32(data: st
 
 
 @pytest.mark.parametrize("data", DATA)
+def test_a_products_noise_covers_factors_and_products_in_bfloat16(data: str) -> None:
+    x, w, y = factors(data, F32)
+    made = round_nearest(x, BF16) @ round_nearest(w, BF16)
+    for result in (made, round_nearest(made, BF16)):
+        assert outside(result, y, product_noise(x, w, y, RECIPES["bf16-factors"], F32)) == 0
+        assert outside(result, y, product_noise(x, w, y, RECIPES["tf32"], F32)) > 0.1
+
+
+@pytest.mark.parametrize("data", DATA)
 def test_a_products_noise_covers_fp8_factors(data: str) -> None:
     x, w, y = factors(data)
     made = fp8_product(x, w, Accumulation())

@@ -39,7 +39,6 @@ FAULTS = (
         families=("qwen2",),
         dtypes=("float16",),
         stimulus=Stimulus.HUGE_BIASES,
-        pending="a healthy layer is blamed too, where rounding of such scores makes another key win",
     ),
     *(
         Expectation(

@@ -1,7 +1,6 @@
 """What must be said of the faults of what the model is given."""
 
 from tests.planted.expectation import DENSE, Expectation, GuiltyEdge
-from tests.stimuli import Stimulus
 from validator.checks.findings import Check
 
 # Layers are handed the positions too.
@@ -13,16 +12,8 @@ _POSITIONS = tuple(
 __all__ = ["FAULTS"]
 
 FAULTS = (
-    Expectation(
-        # Positions of one sequence can be others' where each sequence has its own.
-        fault="positions-stale",
-        guilty=_POSITIONS,
-        checks=(Check.EXACT,),
-        families=DENSE,
-        stimulus=Stimulus.FAR,
-    ),
     *(
         Expectation(fault=fault, guilty=_POSITIONS, checks=(Check.EXACT,), families=DENSE)
-        for fault in ("positions-restart", "positions-contiguous")
+        for fault in ("positions-stale", "positions-restart", "positions-contiguous")
     ),
 )

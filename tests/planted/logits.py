@@ -22,7 +22,6 @@ FAULTS = (
         checks=(Check.FUNCTION,),
         verdict=Verdict.UNDECLARED_PRECISION,
         dtypes=("float32",),
-        pending="it is called divergent: no recipe rounds the factors of a float32 product to bfloat16",
     ),
     Expectation(
         fault="logits-multiplied",

@@ -26,7 +26,6 @@ FAULTS = (
         checks=(Check.FUNCTION,),
         dtypes=("float16",),
         stimulus=Stimulus.SPIKY,
-        pending="rows of zeros make probabilities that replays round exactly, and the kernel's are blamed",
     ),
     Expectation(
         fault="norm-early-cast",

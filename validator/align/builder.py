@@ -24,6 +24,7 @@ def build_trace(
     ref: RankCapture,
     names: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
+    expands_batch: bool = True,
 ) -> Trace:
     """Put a candidate's capture into the reference's names and shapes.
 
@@ -33,6 +34,7 @@ def build_trace(
             which modules ran inside which, how often, and the shapes at their edges.
         names: candidate fqn pattern to reference fqn pattern; see `align.names`.
         layout: candidate fqn pattern to placements; see `sharding.layout`.
+        expands_batch: see `join_side`. Inputs and outputs of the model itself are of one shape anyway.
 
     Returns:
         The trace. What could not be put together is in `problems`, never left out in silence.
@@ -51,7 +53,7 @@ def build_trace(
     parameters = join_parameters(cand=cand, ref=ref, rename=rename)
     matched = match_calls(cand=cand, ref=ref, modules=modules)
     problems = [*parameters.problems, *matched.problems]
-    joiner = _CallJoiner(ref, layouts, sums_by_call(cand), problems)
+    joiner = _CallJoiner(ref, layouts, sums_by_call(cand), problems, expands_batch=expands_batch)
     joined_calls = [joiner.join(call) for call in matched.calls]
     calls = {(call.module, call.n): call for call in joined_calls if call is not None}
     shared = set(modules.values())
@@ -84,6 +86,8 @@ class _CallJoiner:
         layouts: Mapping[str, Layout],
         sums: SumsByCall,
         problems: list[tuple[str, str]],
+        *,
+        expands_batch: bool,
     ) -> None:
         self.edges: list[JoinedEdge] = []
         self.missing_outputs: list[tuple[str, str]] = []
@@ -92,6 +96,7 @@ class _CallJoiner:
         self._layouts = layouts
         self._sums = sums
         self._problems = problems
+        self._expands_batch = expands_batch
         self._sizes = _root_sizes(ref)
 
     def join(self, call: MatchedCall) -> TraceCall | None:
@@ -110,17 +115,20 @@ class _CallJoiner:
         dims = self._dims_of(ref.module)
         parent = (call.parent.module, call.parent.n) if call.parent else None
         parent = self._left_out.get(parent, parent) if parent else None
+        expands_batch = self._expands_batch and ref.parent is not None
         inputs = join_side(
             cand={rank: ours.inputs for rank, ours in call.cand.items()},
             ref=ref.inputs,
             dims_of=dims,
             declared=layout.input,
+            expands_batch=expands_batch,
         )
         outputs = join_side(
             cand={rank: ours.outputs for rank, ours in call.cand.items()},
             ref=ref.outputs,
             dims_of=dims,
             declared=layout.output,
+            expands_batch=expands_batch,
         )
         if ref.parent is None:
             _require_same_run(inputs.problems, outputs.problems)

@@ -86,6 +86,7 @@ def join_side(
     ref: Mapping[str, Any],
     dims_of: DimsOf,
     declared: Placement | None = None,
+    expands_batch: bool = False,
 ) -> JoinedSide:
     """Join all inputs, or all outputs, of one call.
 
@@ -99,6 +100,8 @@ def join_side(
         ref: the reference's values by path.
         dims_of: meaning of the dims of a shape at a path.
         declared: the target's `layout` for this side.
+        expands_batch: whether one side may have for each sequence what the other has once for all, such as
+            positions. Such an edge has the candidate's shape.
     """
     theirs = _tensors(ref)
     ours = {rank: _tensors(values) for rank, values in cand.items()}
@@ -111,7 +114,13 @@ def join_side(
         kinds = {_kind(tensor) for tensor in refs.values()}
         if kinds == {_kind(theirs[path])}:
             shape = theirs[path].meta.shape
-            edges[path] = join(refs, path=path, shape=shape, dims_of=dims_of, declared=declared)
+            own = next(iter(refs.values())).meta.shape
+            try:
+                edges[path] = join(refs, path=path, shape=shape, dims_of=dims_of, declared=declared)
+            except LayoutError:
+                if not (expands_batch and _differ_in_batch(shape, own, path, dims_of)):
+                    raise
+                edges[path] = join(refs, path=path, shape=own, dims_of=dims_of, declared=declared)
 
     if len(theirs) == 1 and all(len(tensors) == 1 for tensors in ours.values()) and len(all_ours) == 1:
         pairs = dict(zip(theirs, all_ours, strict=True))
@@ -189,6 +198,13 @@ def _holds(values: Mapping[str, Any], path: str) -> bool:
     """Tell whether these values have anything at a path or around it, None say in place of a tuple."""
     parts = path.split("/")
     return any("/".join(parts[:count]) in values for count in range(1, len(parts) + 1))
+
+
+def _differ_in_batch(a: Sequence[int], b: Sequence[int], path: str, dims_of: DimsOf) -> bool:
+    """Tell whether two shapes are one but for the batch, which is 1 in one of them."""
+    if not a or len(a) != len(b) or tuple(a[1:]) != tuple(b[1:]) or min(a[0], b[0]) != 1:
+        return False
+    return dims_of(a if a[0] > 1 else b, path)[:2] == ("batch", "token")
 
 
 def _role(path: str, tensors: Mapping[str, TensorRef]) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ one, since the last rounding to the storage format has its half ulp in the band 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -157,6 +157,14 @@ class Arithmetic:
             alike = self._tape.before_write([target])
             self._tape.record_write(operation, inputs, alike)
         target.become(source)
+
+    def expanded(self, value: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return a value of the code repeated along dims of size 1.
+
+        To be called while the arithmetic is suspended.
+        """
+        with self:
+            return value.expand(shape)
 
     def view(self, base: ShadowTensor, like: ShadowTensor, of: ShadowTensor) -> ShadowTensor:
         """Return the view of `base` that `like` is of `of`, which has the strides of `base`.

@@ -45,7 +45,7 @@ class Compute(Operation):
                 args, kwargs = self.arguments(inputs, "data64", rounding)
                 found = simulated(self.name, tuple(args), kwargs, recipe, self.fmt)
                 made[0] = made[0] if found is None else found
-        if rounding.tilt and self.has_narrow_exponentials:
+        if rounding.tilt and self.is_softmax:
             made[0] = made[0] * (1 + rounding.tilt)
         for i, (x, dtype) in enumerate(zip(made, self.made, strict=False)):
             if is_floating(x):
@@ -78,7 +78,7 @@ class Attend(Operation):
         (dtype,) = self.made
         assert dtype is not None
         output, noise, bound = computed.output, computed.noise, computed.bound
-        if rounding.tilt and self.has_narrow_exponentials:
+        if rounding.tilt and self.is_softmax:
             output = output * (1 + rounding.tilt)
         return [_finished(output, dtype, rounding, self.position, noise, bound)]
 

@@ -259,9 +259,8 @@ class EdgeJudge:
         sigma[outside] = torch.maximum(sigma[outside], reach[outside] / self.bench.multiplier(band))
         wider = replace(band, sigma=sigma)
         found = self._assess(edge, wider, control, judged)
-        if found.arm is Arm.MAX:
-            return assessment, band
-        return replace(found, undecided=len(assessment.outside)), wider
+        left = len(found.outside) if found.arm is Arm.MAX else 0
+        return replace(found, undecided=len(assessment.outside) - left), wider
 
     def _hidden_partials(
         self,

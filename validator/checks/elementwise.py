@@ -106,9 +106,20 @@ def _reversed_difference(args: Any, kwargs: Any, result: Tensor, how: How) -> No
 
 
 def _product_of_two(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
-    """Return the noise of a product or quotient: none, but of a number that is rounded."""
+    """Return the noise of a product: none, but of a number that is rounded."""
     relative = sum(_moves(x, how) / abs(x) for x in args[:2] if isinstance(x, float) and x)
     return Noise(bound=relative * result.abs() if relative else 0.0)
+
+
+def _quotient(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
+    """Return the noise of a quotient, which kernels may compute as a product with the reciprocal.
+
+    Then even a quotient that the format holds exactly is off. Reciprocals of powers of two are exact.
+    """
+    divisor = args[1]
+    is_power = not isinstance(divisor, Tensor) and abs(math.frexp(divisor)[0]) in (0.0, 0.5)
+    sigma = 0.0 if is_power else C * how.u * 2 * result.abs()
+    return Noise(sigma=sigma, bound=_product_of_two(args, kwargs, result, how).bound)
 
 
 def _moves(value: Any, how: How) -> float:
@@ -212,7 +223,7 @@ ELEMENTWISE: dict[str, Row] = {
     "add": _sum_of_two,
     "addcdiv": _with_product,
     "addcmul": _with_product,
-    "div": _product_of_two,
+    "div": _quotient,
     "erf": _erf,
     "fmod": _remainder,
     "gelu": _gelu,

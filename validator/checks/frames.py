@@ -61,7 +61,7 @@ class Returned:
         def handed(path: str, leaf: Any) -> Any:
             if not isinstance(leaf, ShadowTensor):
                 return leaf
-            shared = self._shared(path, given, arithmetic)
+            shared = self._shared(path, leaf, given, arithmetic)
             if shared is not None:
                 arithmetic.become(shared, leaf)
                 return shared
@@ -72,10 +72,12 @@ class Returned:
 
         return rebuild(self.output, handed)
 
-    def _shared(self, path: str, given: Mapping[str, Any], arithmetic: Arithmetic) -> ShadowTensor | None:
+    def _shared(
+        self, path: str, leaf: ShadowTensor, given: Mapping[str, Any], arithmetic: Arithmetic
+    ) -> ShadowTensor | None:
         """Return the parent's tensor that an output is, or is a view of."""
         argument = given.get(self.passed_on.get(path, ""))
-        if isinstance(argument, ShadowTensor):
+        if isinstance(argument, ShadowTensor) and argument.shape == leaf.shape:
             return argument
         if path not in self.views:
             return None

@@ -397,13 +397,15 @@ def magnitudes(c: Tensor, fmt: Format) -> Tensor:
 
 def rows_of(where: Tensor, dims: tuple[str, ...]) -> Tensor:
     """Return the row of each judged element: its place along batch and token, else all dims but the last."""
+    if not len(where):
+        return where.new_zeros(0)
     row_dims = [i for i, meaning in enumerate(dims) if meaning in ("batch", "token")]
     if not row_dims:
         row_dims = list(range(where.shape[1] - 1))
     rows = torch.zeros(len(where), dtype=torch.int64)
     for dim in row_dims:
         rows = rows * (int(where[:, dim].max()) + 1) + where[:, dim]
-    if len(where) and bool((rows == rows[0]).all()):
+    if bool((rows == rows[0]).all()):
         # One row alone: blocks of neighbouring columns stand in for rows.
         return where[:, -1] // 16
     return rows

@@ -124,9 +124,9 @@ class Operation(ABC):
             torch.set_default_dtype(default)
 
     @property
-    def has_narrow_exponentials(self) -> bool:
-        """Whether it divides by a sum of exponentials, and its operands are stored in 16 bits or fewer."""
-        return self.name in _SOFTMAXES and self.fmt.precision < format_of("float32").precision
+    def is_softmax(self) -> bool:
+        """Whether it divides by a sum of exponentials."""
+        return self.name in _SOFTMAXES
 
     @property
     def fmt(self) -> Format:

@@ -162,8 +162,8 @@ class Replays:
                 bounds[key] = made[key].bound64
         control = self.tape.play(Rounding.nearest(recipe))
         nearest = {key: real_view(value.exact64) for key, value in control.items()}
-        tilts = self._tilted(exact)
         formats = {edge.key: format_of(edge.cand.data.dtype) for edge in self.edges if edge.depth > 1}
+        tilts = self._tilted({key: exact[key] for key, fmt in formats.items() if fmt.precision < 24})
         spreads = {}
         for key, value in exact.items():
             fmt, bound, tilt = formats.get(key), bounds[key], tilts.get(key)
@@ -189,10 +189,10 @@ class Replays:
         return {key: PURITY * _shared_in_rows(exact[key], apart) for key, apart in furthest.items()}
 
     def _tilted(self, exact: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-        """Return how far exponentials that are a little off carry each edge that they are behind."""
+        """Return how far exponentials that are a little off carry each 16-bit edge that they are behind."""
         if self._tilts is None:
             self._tilts = {}
-            if self.tape.has_narrow_exponentials:
+            if exact and self.tape.has_softmax:
                 made = self.tape.play(Rounding.tilted(EXPONENTIAL))
                 apart = {key: (real_view(made[key].exact64) - value).abs() for key, value in exact.items()}
                 self._tilts = {key: x.nan_to_num(nan=0.0, posinf=0.0) for key, x in apart.items() if x.any()}

@@ -112,7 +112,7 @@ class Resolution:
         self._y, self._c = exact[usable], cand[usable].to(torch.float64)
         self._spacing = ulp(self._y, self._fmt)
         where = usable.nonzero()
-        self._rows = rows_of(where, dims) if len(where) else where.new_zeros(0)
+        self._rows = rows_of(where, dims)
         self._values = magnitudes(self._c, self._fmt)
         self._explained = [self._under(explanation, bench) for explanation in explanations]
 

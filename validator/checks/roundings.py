@@ -5,7 +5,7 @@
   stochastically to the recipe's inner format (or, for `inner="storage"`, to the format that the
   operator's result has in this very code). The spread of such runs is the band's sigma.
 - `Rounding.around(recipe)`: the same where nothing overflows, on request with larger noise.
-- `Rounding.tilted(factor)`: the oracle with all that exponentials in 16-bit code are divided by off by a factor.
+- `Rounding.tilted(tilt)`: the oracle with what each softmax divides by a little off.
 - `Rounding.nearest(recipe)`: rounds to nearest, without noise. This is the control of the gain test.
 
 Shape legend: * = any shape.
@@ -53,7 +53,7 @@ class Rounding:
         altered: a constant of the code and the factor to multiply it by.
         overflows: whether noisy runs overflow; else what is too large for a format is not rounded to it.
         amplification: how many times as large as it is noise is made, where noisy runs don't overflow.
-        tilt: in the oracle, relative error of what exponentials are divided by, in operators on 16-bit values.
+        tilt: in the oracle, relative error of what each softmax divides by.
         rows: in the oracle, the recipe of which a single operator's noise is wanted.
         elsewhere, positions: where given, `recipe` is that of the operators at these positions alone, and
             `elsewhere` that of all others.
@@ -104,7 +104,7 @@ class Rounding:
 
     @classmethod
     def tilted(cls, tilt: float) -> Self:
-        """Return the oracle's arithmetic with one relative error in what exponentials are divided by."""
+        """Return the oracle's arithmetic with one relative error in what each softmax divides by."""
         return cls(tilt=tilt)
 
     @classmethod

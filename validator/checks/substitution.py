@@ -3,7 +3,7 @@
 Shape legend: * = any shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,22 +20,32 @@ Compared = Mapping[str, tuple[Tensor, LogicalTensor]]
 """The reference's tensor and the candidate's, by path."""
 
 
-def compared(values: Mapping[str, Any], edges: Mapping[str, Edge], view: View, *, is_input: bool) -> Compared:
-    """Return the tensors that both sides have and mean the same by.
+def compared(
+    values: Mapping[str, Any],
+    edges: Mapping[str, Edge],
+    view: View,
+    *,
+    is_input: bool,
+    expand: Callable[[Tensor, Sequence[int]], Tensor] = Tensor.expand,
+) -> Compared:
+    """Return the tensors that both sides have and mean the same by, in one shape.
 
     Args:
         values: the reference's leaves by path.
         edges: the candidate's.
         view: whose copies of replicated tensors to take.
         is_input: whether they are arguments: the masks that a kernel is given are its own.
+        expand: lets the reference's code repeat what it has once for all sequences.
     """
-    return {
-        path: (value, edges[path].read(view))
-        for path, value in values.items()
-        if isinstance(value, Tensor)
-        and path in edges
-        and _is_comparable(path, value, edges[path], is_input=is_input)
-    }
+    pairs = {}
+    for path, value in values.items():
+        if isinstance(value, Tensor) and path in edges:
+            edge = edges[path]
+            shape = _common_shape(value.shape, edge)
+            if shape is not None and _is_comparable(path, value, edge, is_input=is_input):
+                own = value if value.shape == shape else expand(value, shape)
+                pairs[path] = own, _expanded(edge.read(view), shape)
+    return pairs
 
 
 def substituted(
@@ -86,11 +96,27 @@ def _as_shadow(own: Tensor, cand: LogicalTensor) -> Tensor:
     return ShadowTensor(torch.empty_like(like, dtype=values.dtype).copy_(values), cand.data.dtype)
 
 
+def _common_shape(own: torch.Size, edge: Edge) -> torch.Size | None:
+    """Return the shape of both, where one may have once what the other has for each sequence, or None."""
+    if own == edge.shape:
+        return own
+    is_alike = len(own) == len(edge.shape) and own[1:] == edge.shape[1:] and edge.dims[1:2] == ("token",)
+    if not is_alike or 1 not in (own[0], edge.shape[0]):
+        return None
+    return torch.Size((max(own[0], edge.shape[0]), *own[1:]))
+
+
+def _expanded(cand: LogicalTensor, shape: torch.Size) -> LogicalTensor:
+    """Return a tensor with its batch of 1 repeated."""
+    if cand.data.shape == shape:
+        return cand
+    parts = tuple([replace(part, box=((0, shape[0]), *part.box[1:])) for part in cand.parts])
+    return LogicalTensor(data=cand.data.expand(shape), parts=parts, dims=("batch", *cand.dims[1:]))
+
+
 def _is_comparable(path: str, value: Tensor, edge: Edge, *, is_input: bool) -> bool:
     dtype = getattr(torch, edge.dtype)
-    if tuple(value.shape) != edge.shape or dtype.is_complex != value.is_complex():
-        return False
-    if dtype.is_floating_point != value.is_floating_point():
+    if (dtype.is_complex, dtype.is_floating_point) != (value.is_complex(), value.is_floating_point()):
         return False
     is_mask = value.dtype == torch.bool or (value.is_floating_point() and "mask" in path)
     return not (is_input and is_mask)

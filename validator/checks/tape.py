@@ -138,9 +138,9 @@ class Tape:
             shadow.slots[self._number] = self._plain[id(plain)][1]
 
     @property
-    def has_narrow_exponentials(self) -> bool:
-        """Whether an operation on 16-bit values divides by a sum of exponentials."""
-        return any(isinstance(x, _Entry) and x.operation.has_narrow_exponentials for x in self._entries)
+    def has_softmax(self) -> bool:
+        """Whether an operation divides by a sum of exponentials."""
+        return any(isinstance(x, _Entry) and x.operation.is_softmax for x in self._entries)
 
     def play(self, rounding: Rounding) -> Mapping[Any, Value]:
         """Run all operations, and return the values that were marked.

@@ -175,7 +175,7 @@ class Lineup:
     def _variants(self) -> list[tuple[Recipe, Sequence[Step] | None]]:
         """Return the recipes that are modelled for one that leaves open how much of what it allows is done.
 
-        Sums of products may be those of blocks, an operator whose result is narrow may be wide inside, and a
+        Sums of products may be those of blocks or of some number of parts, an operator whose result is narrow may be wide inside, and a
         product of narrow factors may be narrow itself.
 
         Returns:
@@ -186,6 +186,8 @@ class Lineup:
             return [(replace(recipe, sums="float32"), None), (recipe, None)]
         if FACTORS[recipe.factors].dtype is not None and recipe.factors != "float32":
             return [(recipe, None), (replace(recipe, operators=recipe.factors), self._suspect.steps)]
+        if recipe.partials != "float32":
+            return [(recipe, None), *((replace(recipe, split_k=parts), None) for parts in PARTS)]
         is_float32 = recipe.accumulate == "float32" and recipe.accumulator_bits is None
         if is_float32 or recipe.block is not None:
             return [(recipe, None)]

@@ -188,7 +188,8 @@ class _Walker:
             with self._scope(fqn):
                 return original(*args, **kwargs)
         arguments = flatten_arguments(module, args, kwargs)
-        given = compared(arguments, call.inputs, self._view, is_input=True)
+        expand = Tensor.expand if parent.is_plain else parent.arithmetic.expanded
+        given = compared(arguments, call.inputs, self._view, is_input=True, expand=expand)
         if not parent.is_plain:
             for path, (value, cand) in given.items():
                 key = (len(parent.returned), path)
@@ -237,7 +238,8 @@ class _Walker:
             known = frame.returned
             args, kwargs = snapshot.restore()
             self._counts = counts.copy()
-        made = compared(outputs, call.outputs, self._view, is_input=False)
+        expand = frame.arithmetic.expanded
+        made = compared(outputs, call.outputs, self._view, is_input=False, expand=expand)
         frame.edges += [
             self._edge((None, path), None, value, cand, frame) for path, (value, cand) in made.items()
         ]

@@ -1,6 +1,6 @@
 """The two sides of a comparison, brought together: one trace, or one a rank."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from validator.align.builder import build_trace
@@ -28,11 +28,11 @@ def traces(ref: Capture, cand: Capture) -> Iterator[tuple[int | None, RankCaptur
             )
     if len(ref.ranks) == 1:
         ours = ref.rank(0)
-        yield None, ours, build_trace(cand=[cand.rank(rank) for rank in cand.ranks], ref=ours)
+        yield None, ours, _trace([cand.rank(rank) for rank in cand.ranks], ours)
     elif ref.ranks == cand.ranks:
         for rank in ref.ranks:
             ours = ref.rank(rank)
-            yield rank, ours, build_trace(cand=[_unplaced(cand.rank(rank))], ref=ours)
+            yield rank, ours, _trace([_unplaced(cand.rank(rank))], ours)
     else:
         raise MismatchError(
             f"{ref.path} has {len(ref.ranks)} ranks and {cand.path} has {len(cand.ranks)}: compare with a "
@@ -53,6 +53,10 @@ def unmatched(trace: Trace) -> list[str]:
         for kind, side, found in names
         if found
     ]
+
+
+def _trace(cand: Sequence[RankCapture], ref: RankCapture) -> Trace:
+    return build_trace(cand=cand, ref=ref, expands_batch=False)  # tensors are compared as they are
 
 
 def _unplaced(capture: RankCapture) -> RankCapture:

@@ -11,8 +11,7 @@ from validator.align.traces import Edge
 from validator.capturing.noise import Noise
 from validator.capturing.records import Parameter, RankCapture, TensorRef
 from validator.checks.findings import Arm, Evidence, Verdict
-from validator.checks.judge import Band, Bench
-from validator.checks.pairs import PairJudge
+from validator.checks.pairs import PairJudge, noise_lambda
 from validator.checks.places import real_region
 from validator.comparing.records import Gap, PairVerdict
 from validator.numerics.formats import FORMATS, Format
@@ -31,7 +30,7 @@ class Verdicts:
     """
 
     def __init__(self, ref: RankCapture, noise: Noise, *, elements: int, real: Tensor | None) -> None:
-        self._multiplier = Bench(elements=elements).multiplier(Band(is_measured=True))
+        self._multiplier = noise_lambda(elements, noise.runs)
         self._real = real
         self._choice: int | None = None
         calls = {(call.module, call.n): call for call in ref.calls}

@@ -9,12 +9,14 @@ Shape legend: * = any shape.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from validator.errors import ComparisonError
 from validator.numerics.formats import Format
+from validator.numerics.rounding_kernels import nearest, stochastic, target_of
 from validator.numerics.ulp import ulp
 
 __all__ = ["round_nearest", "round_stochastic", "round_toward_zero"]
@@ -49,6 +51,8 @@ def round_nearest(y: Tensor, fmt: Format) -> Tensor:
         return y
     if fmt.name == "float32":
         return y.detach().to(torch.float32).to(torch.float64)
+    if y.device.type == "cpu":
+        return _compiled(y, nearest, target_of(fmt))
     cut = _cut(fmt)
 
     def round_block(block: Tensor, result: Tensor) -> None:
@@ -86,6 +90,9 @@ def round_stochastic(y: Tensor, fmt: Format, generator: torch.Generator) -> Tens
     _demand_float64(y)
     if fmt.name == "float64":
         return y
+    if y.device.type == "cpu":
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+        return _compiled(y, stochastic, target_of(fmt), seed)
     cut = _cut(fmt)
 
     def to_either(steps: Tensor) -> Tensor:
@@ -135,6 +142,16 @@ def round_toward_zero(y: Tensor, fmt: Format) -> Tensor:
 def _cut(fmt: Format) -> int:
     """Count the low bits of a float64 that a normal value of the format has no room for."""
     return 53 - fmt.precision
+
+
+def _compiled(y: Tensor, run: Callable[..., None], *options: Any) -> Tensor:
+    """Round by a compiled loop, into a tensor with the strides of an elementwise operator's result."""
+    y = y.detach()
+    flat = y.reshape(-1)
+    rounded = torch.empty_like(flat)
+    run(*[view.numpy() for x in (flat, rounded) for view in (x, x.view(torch.int64))], *options)
+    rounded = rounded.view(y.shape)
+    return rounded if y.is_contiguous() else torch.empty_like(y).copy_(rounded)
 
 
 def _in_blocks(y: Tensor, round_block: Callable[[Tensor, Tensor], None]) -> Tensor:
