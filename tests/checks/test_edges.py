@@ -18,6 +18,8 @@ from validator.checks.engine import policy_of, run_checks
 from validator.checks.findings import Arm, Check, Finding, Outcome, Verdict
 from validator.checks.judge import Bench
 from validator.checks.walk import walk
+from validator.numerics.contractions import Accumulation, Order, sum_products
+from validator.numerics.formats import FORMATS
 from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 
 WIDTH, INNER = 32, 64
@@ -317,6 +319,27 @@ def test_a_partial_result_that_is_wrong_names_its_rank() -> None:
     assert signature.kind == "factor"
     assert signature.parameters["factor"] == pytest.approx(1.1, rel=0.01)
     assert "on rank 1" in outcome.findings[0].summary
+
+
+def test_partial_results_may_be_summed_as_the_recipe_says() -> None:
+    x, reference = hidden(), Mlp(bias=False)
+    how = Accumulation(fmt=FORMATS["bfloat16"], order=Order.SEQUENTIAL)
+
+    def narrow(rank: int, term: Tensor) -> Tensor:
+        up, down = (
+            layer.weight.detach().bfloat16().chunk(2, dim)[rank]
+            for layer, dim in ((reference.up, 0), (reference.down, 1))
+        )
+        return sum_products(functional.relu(x @ up.T).double(), down.T.double(), how)
+
+    captures = sharded(reference, x, partial=narrow)
+    trace = build_trace(cand=captures, ref=captured(reference, {"x": x.float()}))
+
+    def outcome(recipe: Recipe | None) -> Outcome:
+        return run_checks(reference=reference, trace=trace, run=feed({"x": x}), policy=policy_of(recipe))
+
+    assert outcome(RECIPES["bf16-accumulate"]).findings == ()
+    assert ("partial", "down", 0) in kinds(outcome(None).findings)
 
 
 def test_a_bias_on_every_rank_is_named_as_such() -> None:

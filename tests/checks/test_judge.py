@@ -233,6 +233,12 @@ def test_padded_positions_are_ignored() -> None:
     assert assessment.evidence.elements == 10 * 32
 
 
+def test_a_single_number_is_judged() -> None:
+    y = torch.tensor(1.0, dtype=torch.float64)
+    assert judged(y, y.to(BF16), dims=()).arm is None
+    assert judged(y, torch.tensor(1.5, dtype=BF16), dims=()).arm is Arm.MAX
+
+
 def test_nothing_to_judge_says_so() -> None:
     y = normal(2, 6, 32)
     assessment = judged(y, rounded(y), region=torch.zeros(2, 6, 32, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Kernels for 16-bit values have fast exponentials: probabilities that 16 bits hold exactly don't hide that."""
+"""Kernels for 16-bit values have fast exponentials, which probabilities that 16 bits hold exactly show."""
 
 import math
 

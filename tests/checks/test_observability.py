@@ -65,7 +65,7 @@ def test_the_proposed_input_shows_the_epsilon() -> None:
 
 
 def test_a_narrower_format_hides_an_epsilon_that_a_wider_one_shows() -> None:
-    x = 0.1 * normal(64, WIDTH)
+    x = 0.15 * normal(64, WIDTH)
     assert len(hidden(Norm, x=x)) == 1
     assert hidden(Norm, torch.float32, x=x) == []
     assert shows(Norm, "eps", 1e-5, torch.float32, x=x)

@@ -304,6 +304,18 @@ def test_no_row_hides_an_error_of_some_bits(name: str) -> None:
         assert float(band(oracle, format_of(dtype)).max()) < share * largest
 
 
+def test_a_large_value_widens_no_other_elements_row_of_a_gated_unit() -> None:
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    outlier = x.clone()
+    outlier[0, 0] = 1e4
+    alone, beside = (
+        oracle_of(lambda x, _: functional.glu(x), given, given).sigma64 for given in (x, outlier)
+    )
+    assert alone is not None
+    assert beside is not None
+    assert torch.equal(alone[1:], beside[1:])
+
+
 class Computing(nn.Module):
     """A module that is one piece of code, wrong in one element where an error is planted."""
 

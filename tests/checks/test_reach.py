@@ -63,13 +63,12 @@ def judged(seed: int, swapped: Tensor | None = None) -> Outcome:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_key_that_wins_by_rounding_is_healthy_and_said_to_be_undecided(seed: int) -> None:
-    found = judged(seed)
-    assert found.verdict is Verdict.ALIGNED
-    assert any(x.what.startswith("a fault in") for x in found.unobservable)
+def test_a_key_that_wins_by_rounding_is_healthy(seed: int) -> None:
+    assert judged(seed).verdict is Verdict.ALIGNED
 
 
-def test_few_stochastic_runs_would_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_far_runs_to_see_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert any(x.what.startswith("a fault in") for x in judged(0).unobservable)
     monkeypatch.setattr(replays, "FAR_RUNS", 0)
     assert judged(0).verdict is Verdict.DIVERGENT
 

@@ -13,13 +13,14 @@ from validator.checks.findings import Verdict
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code, CodeEdge, Key, Spread
 from validator.checks.roundings import Constant
+from validator.numerics.bands import Noise
 from validator.numerics.recipes import FUSED, Recipe
 
 EXACT = torch.ones(16, 32, dtype=torch.float64)
 
 
 class Measured:
-    """Replays whose few runs find `few` for sigma, whose many runs find `many`, and which get as far as `far`."""
+    """Replays whose few runs find `few` for sigma, many runs `many`, and which get as far as `far`."""
 
     def __init__(self, few: float, many: float, far: float = 0.0) -> None:
         self.sigma = {False: few, True: many}
@@ -35,6 +36,19 @@ class Measured:
         return {(None, ""): torch.full_like(EXACT, self.far)}
 
     def sensitivity(self, constant: Constant) -> Mapping[Key, Tensor]:
+        return {}
+
+    def rows(self, recipe: Recipe) -> Mapping[Key, Noise]:
+        return {}
+
+    def control(
+        self,
+        recipe: Recipe,
+        *,
+        elsewhere: Recipe | None = None,
+        positions: frozenset[int] | None = None,
+        altered: tuple[Constant, float] | None = None,
+    ) -> Mapping[Key, Tensor]:
         return {}
 
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:

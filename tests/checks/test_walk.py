@@ -623,11 +623,10 @@ def test_a_first_finding_names_what_the_candidate_calls_it() -> None:
 class Rotation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.linspace(0.1, 1.0, WIDTH))
+        self.frequencies = torch.linspace(0.1, 1.0, WIDTH)  # no buffer, which `.to()` would round
 
     def forward(self, positions: Tensor) -> Tensor:
-        frequencies = self.get_buffer("frequencies").float()
-        return torch.cos(positions[..., None] * frequencies)
+        return torch.cos(positions[..., None] * self.frequencies)
 
 
 class Rotated(nn.Module):
@@ -664,3 +663,95 @@ def test_stale_positions_of_one_sequence_are_named_where_the_reference_has_them_
 
 def judged(outcome: Outcome, *, module: str = "", into: str | None = None) -> list[Any]:
     return [j.evidence for j in outcome.judgements if (j.module, j.into) == (module, into)]
+
+
+class Own(nn.Module):
+    """Returns a parameter of its own, which its parent hands on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(hidden(seed=1)[0, 0])
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+
+class Parametric(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.3))
+        self.own, self.child = Own(), Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.child(x, self.scale) + self.own()
+
+
+def test_a_parameter_that_is_handed_on_may_be_stored_in_16_bits() -> None:
+    reference = Parametric()
+    outcome = check(reference, narrow(reference), {"x": hidden().bfloat16()})
+    assert outcome.verdict is Verdict.ALIGNED
+    altered = narrow(reference)
+    altered.get_parameter("scale").data += 0.1
+    assert places(check(reference, altered, {"x": hidden().bfloat16()})) == [("", "child")]
+
+
+class LateScale(nn.Module):
+    """Attention that scales its scores after masking them."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ x.transpose(-1, -2)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf) / 5.7 * self.factor
+        return torch.softmax(scores, -1) @ x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_infinities_that_are_computed_with_hide_no_noise_and_no_fault(dtype: torch.dtype) -> None:
+    inputs = {"x": hidden().to(dtype)}
+    assert check(LateScale(), LateScale().to(dtype), inputs).verdict is Verdict.ALIGNED
+    assert places(check(LateScale(), LateScale(1.1).to(dtype), inputs)) == [("", None)]
+
+
+class Loss(nn.Module):
+    """Ends in a single number."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.scale = Scale()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x).square().mean() * self.factor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_output_without_dims_is_judged(dtype: torch.dtype) -> None:
+    inputs = {"x": hidden().to(dtype)}
+    assert check(Loss(), Loss().to(dtype), inputs).verdict is Verdict.ALIGNED
+    assert places(check(Loss(), Loss(1.1).to(dtype), inputs)) == [("", None)]
+
+
+class Quantised(nn.Module):
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.scale = Scale(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x).to(torch.float8_e4m3fn)
+
+
+def test_an_output_in_float8_is_judged() -> None:
+    inputs = {"x": hidden().bfloat16()}
+    assert check(Quantised(), narrow(Quantised()), inputs).verdict is Verdict.ALIGNED
+    assert places(check(Quantised(), narrow(Quantised(1.2)), inputs)) == [("scale", None)]

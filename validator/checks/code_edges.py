@@ -6,7 +6,7 @@ from validator.align.traces import LogicalTensor, TraceCall
 from validator.checks.arithmetic import Arithmetic
 from validator.checks.module_code import CodeChoice, CodeEdge, Key
 from validator.checks.selections import Choice
-from validator.checks.shadow import ShadowTensor, real_view, widened
+from validator.checks.shadow import ShadowTensor, real_view
 from validator.checks.substitution import real_parts
 
 __all__ = ["code_choice", "code_edge"]
@@ -20,7 +20,7 @@ def code_edge(
     Args:
         key: as of the edge.
         into: the call of the child that is given the value, or None for an output.
-        value: what the code made.
+        value: what the code made; a shadow, where it is floating.
         cand: what the candidate has there.
         order: position in the reference's execution order.
         arithmetic: that the code runs under.
@@ -37,7 +37,7 @@ def code_edge(
         path=key[1],
         order=order,
         # A copy: the code may go on to change the tensor in place.
-        exact=real_view(_plain(value) if shadow is None else shadow.exact64).clone(),
+        exact=(value if shadow is None else real_view(shadow.exact64)).clone(),
         depth=0 if shadow is None else _depth(shadow),
         sigma=None if shadow is None else _of_parts(shadow.sigma64, shadow),
         bound=None if shadow is None else shadow.bound64,
@@ -65,10 +65,6 @@ def code_choice(choice: Choice, order: int) -> CodeChoice:
 def _depth(value: ShadowTensor) -> int:
     """Count the roundings behind a value; a cast alone is one: its result is not the bits that came in."""
     return 1 if value.depth == 0 and value.is_cast else value.depth
-
-
-def _plain(value: Tensor) -> Tensor:
-    return widened(value) if value.is_floating_point() or value.is_complex() else value
 
 
 def _of_parts(sigma: Tensor | None, shadow: ShadowTensor) -> Tensor | None:

@@ -273,7 +273,8 @@ class EdgeJudge:
     ) -> tuple[Recipe, str] | None:
         """Return the undeclared recipe of partial sums that a wide band would hide, and the operator."""
         declared = self.policy.allowed[-1]
-        known = ("float32", declared.partials)
+        # Sums that may be accumulated in a format may have parts in it.
+        known = ("float32", declared.partials, declared.accumulate)
         others = [other for other in self.policy.others if other.partials not in known]
         for suspect in suspects(code, edge, others, declared):
             lineup = Lineup(code, edge, suspect=suspect, band=band, allowed=(recipe,), judged=judged)
@@ -463,9 +464,18 @@ class EdgeJudge:
     def _judge_terms(self, code: Code, edge: CodeEdge) -> None:
         """Judge what each rank gave to a sum over ranks."""
         judged = judged_region(edge.cand, self.real, self.view, self.trace.world_size)
-        terms = judge_terms(code, edge, trace=self.trace, view=self.view, judged=judged, bench=self.bench)
+        recipe = self.policy.allowed[-1]
+        terms = judge_terms(
+            code,
+            edge,
+            recipe=recipe,
+            trace=self.trace,
+            view=self.view,
+            judged=judged,
+            bench=self.bench,
+        )
         for term in terms:
-            verdict, recipe = _verdict(term.assessment), self.policy.allowed[0]
+            verdict = _verdict(term.assessment)
             self._record(
                 code, term.edge, Check.PARTIAL, term.assessment, term.band, recipe, verdict, judged, term.rank
             )

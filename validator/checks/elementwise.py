@@ -62,7 +62,6 @@ _GATED = frozenset(
     (
         "celu",
         "elu",
-        "glu",
         "hardsigmoid",
         "hardswish",
         "log_sigmoid_forward",
@@ -84,9 +83,7 @@ def _function(multiple: float) -> Row:
 
 def _gate(args: Any, kwargs: Any, result: Any, how: How) -> Noise:
     first: Tensor = result[0] if isinstance(result, tuple | list) else result
-    x: Tensor = args[0]
-    size: Tensor | float = x.abs() if x.shape == first.shape else float(x.abs().max())
-    return Noise(sigma=C * how.u * (3 * first.abs() + 2 * size))
+    return Noise(sigma=C * how.u * (3 * first.abs() + 2 * args[0].abs()))
 
 
 def _sum_of_two(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
@@ -213,6 +210,12 @@ def _silu(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
     return silu_noise(args[0], u=how.u)
 
 
+def _glu(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
+    """Return the noise of `a sigmoid(b)`, of which `silu` is the case of `a = b`."""
+    a, b = args[0].chunk(2, args[1] if len(args) > 1 else -1)
+    return Noise(sigma=C * how.u * result.abs() * (4 + b.abs()), bound=a.abs() * FLUSHED)
+
+
 def _gelu(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
     return gelu_noise(args[0], result, u=how.u)
 
@@ -227,6 +230,7 @@ ELEMENTWISE: dict[str, Row] = {
     "erf": _erf,
     "fmod": _remainder,
     "gelu": _gelu,
+    "glu": _glu,
     "lerp": _interpolated,
     "logaddexp": _log_of_sum,
     "logaddexp2": _log_of_sum,

@@ -405,7 +405,7 @@ def rows_of(where: Tensor, dims: tuple[str, ...]) -> Tensor:
     rows = torch.zeros(len(where), dtype=torch.int64)
     for dim in row_dims:
         rows = rows * (int(where[:, dim].max()) + 1) + where[:, dim]
-    if bool((rows == rows[0]).all()):
+    if where.shape[1] and bool((rows == rows[0]).all()):
         # One row alone: blocks of neighbouring columns stand in for rows.
         return where[:, -1] // 16
     return rows

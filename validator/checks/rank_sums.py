@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from validator.align.traces import LogicalTensor, PartialSum, Trace, TraceCall, View
 from validator.checks.judge import Assessment, Band, Bench, judge_edge
 from validator.checks.module_code import Code, CodeEdge
-from validator.numerics.bands import matmul_sigma, partials_sigma
+from validator.numerics.bands import partials_sigma, product_noise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
@@ -46,7 +46,14 @@ def reduction_sigma(code: Code, edge: CodeEdge, recipe: Recipe) -> Tensor:
 
 
 def judge_terms(
-    code: Code, edge: CodeEdge, *, trace: Trace, view: View, judged: Tensor | None, bench: Bench
+    code: Code,
+    edge: CodeEdge,
+    *,
+    recipe: Recipe,
+    trace: Trace,
+    view: View,
+    judged: Tensor | None,
+    bench: Bench,
 ) -> Iterator[Term]:
     """Judge what each rank of a row-parallel linear layer gave to the sum.
 
@@ -56,6 +63,7 @@ def judge_terms(
     Args:
         code: of the layer's call; anything but an `nn.Linear` has no terms that are known.
         edge: its output.
+        recipe: what may be rounded inside of each rank's product.
         trace: the candidate's run.
         view: whose ranks are judged.
         judged: `[*]` boolean, or None for all.
@@ -66,7 +74,8 @@ def judge_terms(
         return
     partial = call.partials[0]
     (source,) = call.inputs.values()
-    x = source.read(view).data.to(torch.float64)
+    given = source.read(view).data
+    x = given.to(torch.float64)
     weight = _parameter(trace, call, "weight", module.weight)
     biases = [torch.zeros((), dtype=torch.float64)]
     if module.bias is not None:
@@ -79,7 +88,8 @@ def judge_terms(
         part, rows = x[..., columns], weight[:, columns].T
         product = part @ rows
         is_wide = format_of(cand.dtype).precision >= 24
-        band = Band(sigma=matmul_sigma(part, rows, product), has_tails=is_wide)
+        noise = product_noise(part, rows, product, recipe, format_of(given.dtype))
+        band = Band(sigma=noise.sigma, bound=noise.bound, has_tails=is_wide)
         tried = [
             Term(
                 rank=rank,

@@ -76,22 +76,22 @@ class Replays:
         return self._spreads[recipe, runs]
 
     def reach(self, recipe: Recipe) -> Mapping[Key, Tensor]:
-        """Return how far runs with amplified noise are from the oracle at most; empty if one takes another path.
+        """Return how far runs with amplified noise are from the oracle at most; empty if one diverts.
 
-        A softmax whose scores are uncertain by more than 1 lets one key win or another: its output jumps. Where
-        a jump is rare no stochastic run shows it, and sigma is nearly 0. Runs whose noise is A = 4 times too
-        large jump wherever a run with true noise has any chance to. Say that the code jumps where its noise
-        exceeds z sigma. The candidate's, of 0.7 sigma for roundings to nearest, does with probability
-        Phi(-z/0.7); R = 32 amplified runs all miss it with probability Phi(z/4)^R. The product is below 2e-8
-        at every z.
+        A softmax whose scores are uncertain by more than 1 lets one key win or another: its output jumps.
+        Where a jump is rare no stochastic run shows it, and sigma is nearly 0. Runs whose noise is A = 4
+        times too large jump wherever a run with true noise has any chance to. Say that the code jumps where
+        its noise exceeds z sigma. The candidate's, of 0.7 sigma for roundings to nearest, does with
+        probability Phi(-z/0.7); R = 32 amplified runs all miss it with probability Phi(z/4)^R. The product
+        is below 2e-8 at every z.
 
-        Where the code is linear within its noise nothing is lost: the largest of 32 amplified errors is about
+        Where the code is linear within its noise little is lost: the largest of 32 amplified errors is about
         2.4 A sigma, or 10 sigma, and the band of a measured sigma has 9.
 
         Returns:
-            `[*]` float64 by edge, `1.25 max |d|`: what wins in the amplified runs need not win as clearly there,
-            nor be rounded alike. In a row of probabilities it is that of the row: too many keys may be near
-            for each to win in some run. NaN counts as no distance.
+            `[*]` float64 by edge, `1.25 max |d|`: what wins in the amplified runs need not win as clearly
+            there, nor be rounded alike. In a row of probabilities it is that of the row: too many keys may
+            be near for each to win in some run. NaN counts as no distance.
         """
         if recipe not in self._reaches:
             try:

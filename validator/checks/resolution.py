@@ -103,13 +103,14 @@ class Resolution:
     ) -> None:
         self.exact = exact
         self._fmt = format_of(cand.dtype)
-        usable = exact.isfinite() & cand.isfinite()
+        values = cand.to(torch.float64)
+        usable = exact.isfinite() & values.isfinite()
         usable = usable if judged is None else usable & judged
         controls = [x.control for x in explanations if x.control is not None]
         for control in controls:
             usable = usable & control.isfinite()
         self._usable = usable
-        self._y, self._c = exact[usable], cand[usable].to(torch.float64)
+        self._y, self._c = exact[usable], values[usable]
         self._spacing = ulp(self._y, self._fmt)
         where = usable.nonzero()
         self._rows = rows_of(where, dims)

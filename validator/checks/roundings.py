@@ -138,8 +138,10 @@ class Rounding:
         else:
             rounded = round_stochastic(value, fmt, self.generator)
             if not self.overflows:
-                step = rounded - value
-                rounded = torch.where(step.isfinite(), value + self.amplification * step, value)
+                further = rounded
+                if self.amplification != 1.0:
+                    further = value + self.amplification * (rounded - value)
+                rounded = torch.where(rounded.isfinite(), further, value)
         if recipe.flush_subnormals and fmt.min_normal == FLUSH:
             rounded = torch.where(rounded.abs() < FLUSH, torch.zeros_like(rounded), rounded)
         return rounded
@@ -148,7 +150,7 @@ class Rounding:
         """Add what arithmetic inside an operator may do to its result.
 
         A coherent error goes towards zero, as those of cut-off bits and of lost small terms do; it is of one
-        size for the whole tensor, between nothing and its bound.
+        size for the whole tensor, between nothing and its bound. Infinities stay: they have no noise.
         """
         assert self.generator is not None
         dtype = torch.complex64 if value.is_complex() else torch.float32
@@ -157,4 +159,4 @@ class Rounding:
         if isinstance(noise.bound, Tensor):
             share = torch.rand((), dtype=torch.float64, generator=self.generator)
             noisy = noisy - value.sign() * noise.bound * share
-        return noisy
+        return torch.where(noisy.isfinite(), noisy, value)

@@ -35,6 +35,7 @@ from validator.checks.following import Following
 from validator.checks.frames import Frame, Returned, Snapshot, returned
 from validator.checks.lift import Lift
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
+from validator.checks.operations import is_floating
 from validator.checks.replays import RUNS, Replays
 from validator.checks.roundings import Rounding
 from validator.checks.selections import Choice
@@ -250,7 +251,7 @@ class _Walker:
 
     def _code(self, call: TraceCall, module: nn.Module, frame: Frame) -> Code:
         choices = tuple([self._choice(x) for x in frame.arithmetic.choices if x.is_followed])
-        # What decides which candidate's choices there are to follow must be the same in every replay.
+        # Groups that were chosen before decide what there was to choose from: the same in every replay.
         frame.tape.pins = bool(choices)
         return Code(
             call=call,
@@ -320,7 +321,9 @@ class _Walker:
         self, key: Key, into: TraceCall | None, value: Tensor, cand: LogicalTensor, frame: Frame
     ) -> CodeEdge:
         self._order += 1
-        if isinstance(value, ShadowTensor):
+        if is_floating(value):
+            # A parameter that is handed on as it is has the values that the oracle computes with.
+            value = frame.arithmetic.shadow(value)
             frame.tape.mark(key, value)
         return code_edge(key, into, value, cand, self._order, frame.arithmetic)
 
