@@ -95,6 +95,13 @@ def test_the_faults_are_listed_with_their_parameters() -> None:
     assert "factor=1.01" in result.stdout
 
 
+def test_no_fault_is_planted_in_the_reference(llama: str, tmp_path: Path) -> None:
+    result = run("capture", f"{llama}:reference", "-o", str(tmp_path / "a.h5"), "--plant", "attn-scale")
+    assert result.exit_code == 2
+    assert "--plant attn-scale would spoil the reference" in result.stderr
+    assert not (tmp_path / "a.h5").exists()
+
+
 def test_a_fault_can_be_planted_in_a_capture(llama: str, tmp_path: Path) -> None:
     for name, options in (("healthy", []), ("faulty", ["--plant", "rope-sign:layer=1"])):
         assert run("capture", llama, "-o", str(tmp_path / f"{name}.h5"), *options).exit_code == 0

@@ -161,7 +161,7 @@ def capture_target(
             allowed. Recorded; with `noise`, what the noise is of.
         noise: store with the reference what rounding carries to each tensor of a candidate, measured by so
             many stochastic runs (8 to 16), so that `compare` can judge.
-        plant: a fault to plant first, as `validator.faults.parse` reads it.
+        plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
 
     Raises:
         ValidatorError: the side can't be run or captured.
@@ -175,6 +175,10 @@ def capture_target(
         raise UsageError(
             f"the reference runs as it is: leave out --dtype, or capture {source}:candidate. With --noise it "
             "says which candidate's noise to measure"
+        )
+    if side == "reference" and plant is not None:
+        raise UsageError(
+            f"--plant {plant} would spoil the reference, which is trusted: write {source}:candidate"
         )
     if noise is not None:
         _check_noise(source, side, noise)

@@ -298,3 +298,36 @@ def test_a_parameter_that_one_rank_has_wrong_names_the_rank() -> None:
     assert [(f.check, f.module, f.rank) for f in outcome.findings if f.check is Check.PARAMETER] == [
         (Check.PARAMETER, "up", 1)
     ]
+
+
+class Counted(nn.Module):
+    """Keeps a running mean of what it is given, as normalisation layers and caches do."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.mean(dim=(0, 1)), alpha=0.1)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_a_buffer_that_the_code_writes_is_judged_by_what_it_does(start: float) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Counted())
+    x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0))
+    given = {"input": x.bfloat16().float()}
+    candidate = copy.deepcopy(model).bfloat16()
+    candidate[1].mean.fill_(start)
+    outcome = run_checks(
+        reference=model,
+        trace=build_trace(
+            cand=[captured(candidate, {"input": x.bfloat16()})], ref=captured(copy.deepcopy(model), given)
+        ),
+        run=feed(given),
+        policy=policy_of(None),
+    )
+    assert {found.module for found in outcome.findings} == ({"1"} if start else set())
+    assert not model[1].mean.any()

@@ -147,6 +147,18 @@ def test_saturation_where_the_result_overflows_diverges() -> None:
     assert judged(y, cand).arm is Arm.CLASS
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_overflow_of_a_format_without_infinity_is_the_devices_own(dtype: torch.dtype) -> None:
+    y = normal(8, 16)
+    y[2, 2] = -5000.0
+    cand = rounded(y, dtype).float()
+    for made in (-format_of(dtype).max, math.nan):
+        cand[2, 2] = made
+        assert judged(y, cand.to(dtype)).arm is None
+    cand[2, 2] = -format_of(dtype).max / 2
+    assert judged(y, cand.to(dtype)).arm is not None
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("value", [65504.0, math.inf])
 def test_at_the_edge_of_overflow_both_are_right(value: float, sign: float) -> None:

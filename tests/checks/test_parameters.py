@@ -343,3 +343,14 @@ def test_a_shared_parameter_is_judged_under_each_of_its_names() -> None:
     candidate.head.weight = nn.Parameter(reference.embed.weight.detach() * 2)
     _, findings, _ = check_parameters(reference=reference, trace=traced(candidate), view=ALL)
     assert [f.module for f in findings] == ["head"]
+
+
+def test_a_buffer_that_the_code_writes_is_compared_with_nothing() -> None:
+    candidate = Model()
+    candidate.steps.data = candidate.steps + 1
+    assert [finding.path for finding in checked(candidate)[1]] == ["steps"]
+    judgements, findings, unchecked = check_parameters(
+        reference=Model(), trace=traced(candidate), view=ALL, written={"steps"}
+    )
+    assert (findings, unchecked) == ([], [])
+    assert "steps" not in {judgement.path for judgement in judgements}

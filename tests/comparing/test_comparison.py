@@ -1,5 +1,6 @@
 """Captures against captures, through the public function and the command."""
 
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 import torch
 from click.testing import Result
+from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -263,6 +265,15 @@ def test_the_table_shows_the_worst_first_and_at_most_a_screen(reference: Path, i
     worst = max((p for p in result.comparison.pairs if p.differs), key=lambda pair: pair.metrics.rel_l2)
     assert lines[3].split()[0] == worst.module
     assert any(line.split()[:1] == ["more"] for line in lines)
+
+
+@pytest.mark.parametrize(("width", "is_shown"), [(99, False), (100, True)])
+def test_a_narrow_terminal_leaves_the_worst_slices_to_the_file(
+    reference: Path, in_bfloat16: Path, width: int, is_shown: bool
+) -> None:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(validator.compare(ref=reference, cand=in_bfloat16))
+    assert ("worst slice" in console.export_text()) == is_shown
 
 
 def test_names_are_shown_as_they_are_and_not_as_markup(reference: Path, in_bfloat16: Path) -> None:

@@ -30,7 +30,10 @@ def test_what_a_planned_fault_is_written_as_reads_back_as_itself(name: str) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("attn_scale", "no fault is called 'attn_scale'; did you mean 'attn-scale'? There are norm-eps, "),
+        (
+            "attn_scale",
+            "no fault is called 'attn_scale'; did you mean 'attn-scale'? `validator faults` lists",
+        ),
         ("attn-scale:depth=3", "'attn-scale' has no parameter 'depth'; it takes layer, factor, rank"),
         ("head-is-embedding:layer=3", "'head-is-embedding' has no parameter 'layer'; it takes none"),
         (

@@ -27,3 +27,10 @@ def test_nan_counts_as_no_error_and_a_scalar_is_its_own_row() -> None:
     assert shrunk_sigma(torch.tensor(4.0).double(), torch.tensor(1.0).double(), 8).item() == 2.0
     nan = torch.tensor([[torch.nan, 1.0]], dtype=torch.float64)
     assert shrunk_sigma(nan, torch.ones_like(nan), 8).isfinite().all()
+
+
+def test_an_infinite_variance_stays_infinite_and_leaves_its_row_alone() -> None:
+    variance = torch.tensor([[torch.inf, 1.0, 1.0]], dtype=torch.float64)
+    sigma = shrunk_sigma(variance, torch.ones_like(variance), 12)
+    assert sigma[0, 0] == torch.inf
+    torch.testing.assert_close(sigma[0, 1:], torch.ones(2, dtype=torch.float64))

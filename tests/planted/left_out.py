@@ -3,12 +3,42 @@
 __all__ = ["LEFT_OUT"]
 
 _BACKWARD = "the forward pass is exact: the fault is in the gradients, and a run here has none"
+_STEPS = "it takes several forward passes, and a run here is one"
+_NOT_THE_MODEL = "the model's own numbers are right: what is made of them afterwards is not"
+_SPLIT = "it takes a model that is split over ranks in a way that none of the small ports is"
+_MEMORY = "memory grows from request to request; no number of the model is wrong"
 
 LEFT_OUT = {
     "tp-ln-grad-unsynced": _BACKWARD,
     "tp-rowwise-bias-grad": _BACKWARD,
     "tp-mqa-kv-grad": _BACKWARD,
-    "mem-abandoned-cache": "memory grows from one generation to the next; no number of the model is wrong",
+    "mem-abandoned-cache": _MEMORY,
     "mm-mrope-generate": "positions are wrong in decoding steps alone, and a run here is one forward pass",
+    "tp-cp-fp8-ln-grad-x-tp": _BACKWARD,
+    "tp-mqa-kv-bias-grad": _BACKWARD,
+    "tp-router-grad-partial": _BACKWARD,
+    "tp-megatron-outnorm-grad": _BACKWARD,
+    "pp-grad-wipe": _BACKWARD,
+    "pp-mtp-embedding-replica": _BACKWARD,
+    "cp-attn-grad": _BACKWARD,
+    "cp-loss-scale": _BACKWARD,
+    "sp-shared-expert-chunk": _SPLIT,
+    "pp-vpp-offset": _SPLIT,
+    "cp-mrope-seqdim": _SPLIT,
+    "moe-ep-combine-ids": _SPLIT,
+    "kv-tp-dup-transfer": _SPLIT,
+    "kv-stale-hash": _STEPS,
+    "uninit-first-inference": _STEPS,
+    "tp-nonrepro": _STEPS,
+    "kv-fp8-scale-one": "kv-scale-ignored takes the scale from the same cache, and more is lost",
+    "moe-logit-dtype-reinterpret": "moe-raw-logits and moe-softmax-twice spoil the same weights more quietly",
+    "q-pack-metadata": "q-nibble-order permutes the columns of the same weight",
+    "mm-cubic-nearest": "pixels-aliased changes the same pixels more quietly",
+    "uninit-logprob-buffer": _NOT_THE_MODEL,
+    "logits-logsoftmax-bf16": _NOT_THE_MODEL,
+    "sample-temp-order": _NOT_THE_MODEL,
+    "sample-topk0": _NOT_THE_MODEL,
+    "mem-output-retained": _MEMORY,
+    "mem-unique-prompts": _MEMORY,
 }
 """Reasons by id of the report."""

@@ -103,8 +103,10 @@ def run_checks(
             if progress is not None:
                 progress(min(done, total), total)
 
-        rows, found, missing = check_parameters(reference=reference, trace=trace, view=view)
-        walk(reference=reference, trace=trace, view=view, run=run, judge=judge, skip=edge_judge.skip)
+        written = walk(
+            reference=reference, trace=trace, view=view, run=run, judge=judge, skip=edge_judge.skip
+        )
+        rows, found, missing = check_parameters(reference=reference, trace=trace, view=view, written=written)
         judges.append(edge_judge)
         judgements.append(rows + edge_judge.judgements)
         findings.append(found + edge_judge.findings)

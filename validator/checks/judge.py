@@ -185,6 +185,7 @@ def judge_edge(
         return Assessment(arm=None, evidence=Evidence(elements=0), outside=where, note="no element to judge")
     spacing = ulp(y, fmt)
     slack = bound + bench.multiplier(band) * sigma
+    y = _as_cast_by_device(y, c, fmt, spacing)
     wrong_class = _class_differs(y, c, fmt, spacing, slack)
     difference = c - y
     usable = difference.isfinite() & ~wrong_class
@@ -296,6 +297,17 @@ def gain_floor(y: Tensor, sigma: Tensor, fmt: Format) -> float:
     if fmt.precision >= 24:
         floor = max(floor, float((sigma / y.abs().clamp_min(fmt.min_normal)).median()))
     return floor
+
+
+def _as_cast_by_device(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor) -> Tensor:
+    """Take the candidate's word for values beyond a format without infinity: NUMERICS section 1.
+
+    Whether such a value saturates or is NaN belongs to the device that casts, not to the format.
+    """
+    if fmt.has_inf:
+        return y
+    is_over = y.abs() > fmt.max + spacing / 2
+    return torch.where(is_over & (c.isnan() | (c == y.sign() * fmt.max)), c, y)
 
 
 def _class_differs(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor, slack: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The parameter check: the candidate's parameters and buffers against the reference's, rounded once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,16 @@ BLOCK = 1 << 22
 
 
 def check_parameters(
-    *, reference: nn.Module, trace: Trace, view: View
+    *, reference: nn.Module, trace: Trace, view: View, written: Container[str] = ()
 ) -> tuple[list[Judgement], list[Finding], list[Unchecked]]:
     """Compare every parameter and buffer of one view, bit by bit, with the reference's rounded to its format.
+
+    Args:
+        reference: the trusted model.
+        trace: the candidate's run in the reference's names.
+        view: whose copies of replicated tensors to take.
+        written: names of buffers that the code writes as it runs (running statistics, caches): what they hold
+            was computed, and is judged where it is used.
 
     Buffers that are not in the checkpoint are computed by each side, and may differ by `COMPUTED_ULP`. Of
     parameters whose values are not stored, the hashes of their rows are compared.
@@ -57,7 +64,9 @@ def check_parameters(
         edge = trace.parameters.get(name)
         module, _, leaf = name.rpartition(".")
         result: _Comparison | str | None
-        if edge is not None:
+        if name in written:
+            result = None
+        elif edge is not None:
             result = _compare(name, tensors, edge, trace, view, is_computed=name not in stored)
         elif name not in trace.unmatched_parameters[0]:
             result = f"the candidate's {leaf} could not be put together"

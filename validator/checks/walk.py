@@ -65,7 +65,7 @@ def walk(
     judge: Callable[[Code], None],
     skip: Callable[[TraceCall, str], None],
     runs: int = RUNS,
-) -> None:
+) -> frozenset[str]:
     """Run the reference in float64 on the candidate's values, and judge each call's code as it ends.
 
     Args:
@@ -76,15 +76,23 @@ def walk(
         judge: called once a matched module call, innermost first.
         skip: called in place of `judge` for code that can't run in float64, with the reason.
         runs: stochastic runs behind a measured sigma.
+
+    Returns:
+        Names of the buffers that the code writes as it runs.
     """
     walker = _Walker(reference, trace, view, judge, skip, runs)
-    buffers = {buffer: buffer.clone() for buffer in reference.buffers()}
+    buffers = dict(reference.named_buffers(remove_duplicate=False))
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    written: set[str] = set()
     with walker.patched(), torch.no_grad():
         try:
             run(reference)
         finally:
-            for buffer, before in buffers.items():
-                buffer.copy_(before)
+            for name, buffer in buffers.items():
+                if not torch.equal(buffer, before[name]):
+                    written.add(name)
+                    buffer.copy_(before[name])
+    return frozenset(written)
 
 
 class _Walker:

@@ -9,7 +9,8 @@ planted, it must be named at the module that its record holds:
 
 `validator check port.py --plant attn-scale:layer=3` does that before it runs the candidate, and
 `validator faults` lists the faults. They look for the modules of Llama-like decoders of transformers,
-by structure and not by class; a model without such modules is refused.
+by structure and not by class. A model without such modules is refused, and so is one in which the fault would
+change nothing as far as weights and config tell; whether the inputs show it is the target's affair.
 """
 
 from validator.faults.catalogue import get, parse, registry

@@ -1,5 +1,7 @@
 """Faults of how a matrix product is summed: the down projection keeps fewer bits than promised."""
 
+import torch
+
 from validator.emulate import Emulation, emulate_module
 from validator.faults.common import LAYER, MLP, RANK
 from validator.faults.decoder import Decoder, local
@@ -69,5 +71,6 @@ FAULTS = (
         apply=_gemm_tf32,
         parameters=(LAYER, RANK),
         needs=("layer.mlp.down_proj.weight",),
+        dtypes=(torch.float32,),
     ),
 )

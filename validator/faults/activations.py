@@ -2,8 +2,10 @@
 
 import math
 
+import torch
 from torch import nn
 
+from validator.errors import UsageError
 from validator.faults.common import LAYER, MLP, PROJECTIONS, RANK
 from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault
@@ -14,7 +16,11 @@ __all__ = ["FAULTS"]
 
 def _act_gelu(decoder: Decoder, *, layer: int) -> None:
     """Put the exact GELU in the activation's place."""
-    decoder.layer(layer).mlp.act_fn = nn.GELU()
+    mlp = decoder.layer(layer).mlp
+    x = torch.linspace(-3, 3, 7)
+    if torch.allclose(mlp.act_fn(x), nn.functional.gelu(x), atol=1e-6):
+        raise UsageError("its activation is the exact GELU already")
+    mlp.act_fn = nn.GELU()
 
 
 def _mlp_swapped(decoder: Decoder, *, layer: int) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from validator.faults.common import ATTENTION, LAYER, RANK, factor_parameter
+from validator.errors import UsageError
+from validator.faults.common import ATTENTION, HALF, LAYER, RANK, factor_parameter
 from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault
 from validator.faults.kernels import attend, attention_scores, hidden_keys, spread_heads, wrap_kernel
@@ -93,8 +94,13 @@ def _mask_distance(decoder: Decoder, layer: int, first: int, end: int | None, *,
     """Show or hide the keys that are `first`, ... and less than `end` tokens before the query."""
 
     def kernel(
-        inner: Any, attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: Any
+        inner: Any, attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
     ) -> Any:
+        if mask is None or mask.shape[-1] <= first:
+            raise UsageError(
+                f"a window of {attention.sliding_window} hides nothing of {key.shape[2]} tokens, so that no "
+                "fault of it shows: give longer inputs"
+            )
         place = torch.arange(mask.shape[-1], device=mask.device)
         distance = place[:, None] - place
         is_changed = (distance >= first) & (distance < (len(place) if end is None else end))
@@ -153,6 +159,7 @@ FAULTS = (
         parameters=(LAYER, RANK),
         needs=("layer.self_attn.num_key_value_groups",),
         lacks=("layer.self_attn.sinks", "layer.self_attn.attn_logit_softcapping"),
+        dtypes=HALF,
         zoo=("attn-eager-overflow",),
     ),
     Fault(

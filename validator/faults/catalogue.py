@@ -59,7 +59,7 @@ def get(name: str) -> Fault:
         return faults[name]
     close = get_close_matches(name, faults, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise UsageError(f"no fault is called {name!r}; {hint}There are {', '.join(faults)}")
+    raise UsageError(f"no fault is called {name!r}; {hint}`validator faults` lists them")
 
 
 def parse(text: str) -> PlannedFault:

@@ -56,10 +56,12 @@ class Fault:
         name: in kebab case.
         what: what the port then does, in one sentence.
         module: glob of the module that a perfect tool names; `{layer}` is the layer planted in.
-        apply: spoils a decoder in place; takes the parameters but `rank` by name.
+        apply: spoils a decoder in place; takes the parameters but `rank` by name. Raises `UsageError` with
+            the reason where the model would compute the same with it.
         parameters: what it takes. With `rank`, it is planted on that rank alone.
         needs: parts that the decoder must have, from `model`, `body` or `layer` on.
         lacks: parts that it must not have.
+        dtypes: formats of the weights in which it computes anything else; empty for all.
         ranks: how many ranks it takes at least.
         zoo: ids of the reports, in the collection of real faults, that it recreates.
     """
@@ -71,6 +73,7 @@ class Fault:
     parameters: tuple[Parameter, ...] = ()
     needs: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
     ranks: int = 1
     zoo: tuple[str, ...] = ()
 
@@ -142,7 +145,8 @@ class PlannedFault:
         """Spoil a model in place; on several ranks to be called on each.
 
         Raises:
-            UsageError: the model lacks the module that it belongs in, or there are too few ranks.
+            UsageError: the model lacks what it belongs in, would compute the same with it, or there are too
+                few ranks.
         """
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         needed = max(self.fault.ranks, 0 if self.rank is None else self.rank + 1)
@@ -154,22 +158,34 @@ class PlannedFault:
         self._demand_parts(decoder)
         if self.rank is None or self.rank == (dist.get_rank() if dist.is_initialized() else 0):
             chosen = {name: value for name, value in self.parameters.items() if name != "rank"}
-            with torch.no_grad():
-                self.fault.apply(decoder, **chosen)
+            try:
+                with torch.no_grad():
+                    self.fault.apply(decoder, **chosen)
+            except UsageError as error:
+                raise self._refusal(decoder, str(error)) from None
 
     def _demand_parts(self, decoder: Decoder) -> None:
         layer = self.parameters.get("layer")
         index = None if layer is None else int(layer)
-        model = type(decoder.model).__name__
         for path in self.fault.needs:
             if not decoder.has(path, index):
-                raise UsageError(f"{self} can't be planted in {model}: it has no {_shown(path, index)}")
+                raise self._refusal(decoder, f"it has no {_shown(path, index)}")
         for path in self.fault.lacks:
             if decoder.has(path, index):
-                raise UsageError(
-                    f"{self} can't be planted in {model}: it has {_shown(path, index)}, "
-                    "and the fault would compute without it"
-                )
+                reason = f"it has {_shown(path, index)}, and the fault would compute without it"
+                raise self._refusal(decoder, reason)
+        dtype = next(decoder.body.parameters()).dtype
+        if self.fault.dtypes and dtype not in self.fault.dtypes:
+            legal = " or ".join(map(_named, self.fault.dtypes))
+            reason = f"it is {_named(dtype)}, where the fault changes nothing: give --dtype {legal}"
+            raise self._refusal(decoder, reason)
+
+    def _refusal(self, decoder: Decoder, reason: str) -> UsageError:
+        return UsageError(f"{self} can't be planted in {type(decoder.model).__name__}: {reason}")
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _shown(path: str, layer: int | None) -> str:

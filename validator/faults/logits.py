@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from validator.errors import UsageError
 from validator.faults.decoder import Decoder, local
 from validator.faults.fault import Fault
 from validator.wrapping import wrap
@@ -17,6 +18,8 @@ __all__ = ["FAULTS"]
 def _head_is_embedding(decoder: Decoder) -> None:
     """Let the head multiply by the embedding."""
     embedding = decoder.body.embed_tokens
+    if torch.equal(local(embedding.weight), local(decoder.model.lm_head.weight)):
+        raise UsageError("its head is tied to the embedding")
     wrap(decoder.model.lm_head, lambda inner, x: linear(x, embedding.weight))
 
 
@@ -65,10 +68,11 @@ FAULTS = (
     ),
     Fault(
         name="head-bf16",
-        what="The head computes in bfloat16, in a model of float32.",
+        what="The head computes in bfloat16, in a model of another format.",
         module="lm_head",
         apply=_head_bf16,
         needs=("model.lm_head.weight",),
+        dtypes=(torch.float32, torch.float16),
         zoo=("logits-bf16-head",),
     ),
     Fault(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from validator.errors import UsageError
+from validator.faults.common import HALF
 from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault, Parameter
 from validator.wrapping import wrap
@@ -164,6 +165,7 @@ FAULTS = (
         apply=_vit_half_squares,
         parameters=(_BLOCK,),
         needs=_VISUAL,
+        dtypes=HALF,
         zoo=("norm-fp16-overflow-vit",),
     ),
     Fault(

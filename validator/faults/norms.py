@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from validator.faults.common import LAYER, NORM, RANK
+from validator.faults.common import HALF, LAYER, NORM, RANK
 from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault, Parameter
 from validator.wrapping import wrap
@@ -115,6 +115,7 @@ FAULTS = (
         apply=_norm_half_squares,
         parameters=(LAYER, RANK),
         needs=_LLAMA_NORM,
+        dtypes=HALF,
         zoo=("norm-fp16-overflow-vit",),
     ),
     Fault(
@@ -124,6 +125,7 @@ FAULTS = (
         apply=_norm_early_cast,
         parameters=(LAYER, RANK),
         needs=_GEMMA_NORM,
+        dtypes=HALF,
         zoo=("norm-missing-plus1-cast",),
     ),
     Fault(

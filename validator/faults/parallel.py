@@ -35,7 +35,7 @@ def _heads_in_turn(decoder: Decoder, *, layer: int) -> None:
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         weight = projection.weight.detach()
         if not isinstance(weight, DTensor):
-            raise UsageError("tp-heads-in-turn needs weights that are sharded as DTensors, and these are not")
+            raise UsageError("its weights are not sharded as DTensors")
         heads = weight.full_tensor().unflatten(0, (-1, attention.head_dim))
         mine = heads[dist.get_rank() :: dist.get_world_size()]
         local(weight).copy_(mine.flatten(0, 1))
@@ -71,7 +71,7 @@ def _shared_overcounted(decoder: Decoder, *, layer: int, ranks: int) -> None:
     is_gated = hasattr(mlp, "shared_expert_gate")
     shared_expert = getattr(mlp, "shared_expert" if is_gated else "shared_experts", None)
     if shared_expert is None:
-        raise UsageError(f"tp-shared-overcount can't be planted: layers[{layer}].mlp has no shared expert")
+        raise UsageError(f"its layers[{layer}].mlp has no shared expert")
 
     def forward(inner: Any, x: Tensor) -> Tensor:
         flat = x.view(-1, x.shape[-1])
@@ -88,7 +88,7 @@ def _shared_overcounted(decoder: Decoder, *, layer: int, ranks: int) -> None:
 
 def _k_norm_overcounted(decoder: Decoder, *, layer: int, ranks: int) -> None:
     """Count the squares of key heads that several ranks hold once on each."""
-    norm = decoder.layer(layer).self_attn.k_norm
+    norm = _norm_over_heads(decoder, layer)
 
     def forward(inner: Any, x: Tensor) -> Tensor:
         x32 = x.float()
@@ -101,9 +101,16 @@ def _k_norm_overcounted(decoder: Decoder, *, layer: int, ranks: int) -> None:
 
 def _k_norm_slice(decoder: Decoder, *, layer: int) -> None:
     """Load the norm of the second half of the key heads with the weight of the first."""
-    weight = decoder.layer(layer).self_attn.k_norm.weight
+    weight = _norm_over_heads(decoder, layer).weight
     half = len(weight) // 2
     weight[half:] = weight[:half].clone()
+
+
+def _norm_over_heads(decoder: Decoder, layer: int) -> Any:
+    attention = decoder.layer(layer).self_attn
+    if len(attention.k_norm.weight) <= attention.head_dim:
+        raise UsageError("its norm of the keys takes one head at a time")
+    return attention.k_norm
 
 
 def _qkv_by_head(decoder: Decoder, *, layer: int) -> None:

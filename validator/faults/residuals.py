@@ -32,6 +32,7 @@ FAULTS = (
         apply=_residual_after_norm,
         parameters=(LAYER,),
         needs=("layer.input_layernorm", "layer.post_attention_layernorm", "layer.self_attn", "layer.mlp"),
-        lacks=("layer.pre_feedforward_layernorm",),
+        # Further norms, a factor on what is added, and an MLP that returns its routing too.
+        lacks=("layer.pre_feedforward_layernorm", "layer.residual_multiplier", "layer.mlp.router"),
     ),
 )

@@ -29,6 +29,8 @@ def _rope_sign(decoder: Decoder, *, layer: int) -> None:
 
 def _rope_interleaved(decoder: Decoder, *, layer: int) -> None:
     """Turn neighbours, not halves, into each other."""
+    if getattr(decoder.body.config, "rope_interleave", False):
+        raise UsageError("its rotary embedding pairs neighbouring channels already")
 
     def rotated(x_BHSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = torch.stack((-x_BHSD[..., 1::2], x_BHSD[..., ::2]), -1).flatten(-2)
@@ -36,6 +38,11 @@ def _rope_interleaved(decoder: Decoder, *, layer: int) -> None:
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         half = cos.shape[-1] // 2
+        if cos.shape[-1] != q.shape[-1]:
+            raise UsageError(
+                f"rope-interleaved needs rotary tables for all {q.shape[-1]} channels of a head, and these "
+                f"have {cos.shape[-1]}"
+            )
         cos, sin = (x[..., :half].repeat_interleave(2, -1).unsqueeze(1) for x in (cos, sin))
         return rotated(q, cos, sin), rotated(k, cos, sin)
 
@@ -44,6 +51,8 @@ def _rope_interleaved(decoder: Decoder, *, layer: int) -> None:
 
 def _rope_halves(decoder: Decoder, *, layer: int) -> None:
     """Turn halves, not neighbours, into each other."""
+    if not decoder.body.config.rope_interleave:
+        raise UsageError("its rotary embedding pairs halves already")
 
     def rotated(x_BHSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first, second = x_BHSD.chunk(2, -1)
@@ -70,14 +79,23 @@ def _replace_rotation(decoder: Decoder, layer: int, name: str, rotate: Callable[
 
 def _rope_theta(decoder: Decoder, *, theta: float) -> None:
     """Compute the frequencies from another base."""
+    if _is_scaled(decoder):
+        raise UsageError("its rotary frequencies are scaled, and the fault would compute without that")
     rotary = decoder.body.rotary_emb
     rotary.inv_freq = _frequencies(rotary.inv_freq, theta)
 
 
 def _rope_unscaled(decoder: Decoder) -> None:
     """Compute the frequencies from the base alone."""
+    if not _is_scaled(decoder):
+        raise UsageError("its rotary frequencies are not scaled")
     rotary = decoder.body.rotary_emb
     rotary.inv_freq = _frequencies(rotary.inv_freq, _scaling(decoder, "rope_theta"))
+
+
+def _is_scaled(decoder: Decoder) -> bool:
+    is_scaled: bool = decoder.body.config.rope_parameters.get("rope_type", "default") != "default"
+    return is_scaled
 
 
 def _frequencies(like: Tensor, theta: float) -> Tensor:
@@ -87,6 +105,8 @@ def _frequencies(like: Tensor, theta: float) -> Tensor:
 def _rope_yarn_field(decoder: Decoder, *, layer: int) -> None:
     """Scale the scores by `mscale` where `mscale_all_dim` is meant."""
     wrong, right = (_yarn_scale(decoder, name) for name in ("mscale", "mscale_all_dim"))
+    if wrong == right:
+        raise UsageError("its `mscale` and `mscale_all_dim` are the same")
     decoder.layer(layer).self_attn.scaling *= (wrong / right) ** 2
 
 
@@ -97,7 +117,10 @@ def _rope_yarn_inflated(decoder: Decoder) -> None:
 
 def _rope_yarn_collapsed(decoder: Decoder) -> None:
     """Leave the scale of the tables out."""
-    decoder.body.rotary_emb.attention_scaling = 1.0
+    rotary = decoder.body.rotary_emb
+    if rotary.attention_scaling == 1.0:
+        raise UsageError("its rotary tables have no scale, or a scale of 1")
+    rotary.attention_scaling = 1.0
 
 
 def _yarn_scale(decoder: Decoder, field: str) -> float:
@@ -108,13 +131,15 @@ def _scaling(decoder: Decoder, name: str) -> float:
     value = decoder.body.config.rope_parameters.get(name)
     if value is None:
         raise UsageError(
-            f"the config's rope_parameters have no {name!r}: this model's rotary embedding is another"
+            f"the rope_parameters of its config have no {name!r}: its rotary embedding is another"
         )
     return float(value)
 
 
 def _rope_bf16_tables(decoder: Decoder) -> None:
     """Multiply positions by frequencies in bfloat16."""
+    if "mrope_section" in decoder.body.config.rope_parameters:
+        raise UsageError("its tokens have three positions each")
     rotary = decoder.body.rotary_emb
 
     def forward(inner: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,7 +191,7 @@ FAULTS = (
         module="*rotary_emb",
         apply=_rope_theta,
         parameters=(Parameter(name="theta", kind=float, default=5e4, what="the base"),),
-        needs=("body.rotary_emb.inv_freq",),
+        needs=("body.rotary_emb.inv_freq", "body.config.rope_parameters"),
         zoo=("rope-theta-unused",),
     ),
     Fault(
@@ -182,7 +207,7 @@ FAULTS = (
         what="Positions are multiplied by rotary frequencies in bfloat16.",
         module="*rotary_emb",
         apply=_rope_bf16_tables,
-        needs=("body.rotary_emb.attention_scaling",),
+        needs=("body.rotary_emb.attention_scaling", "body.config.rope_parameters"),
         zoo=("rope-bf16-tables",),
     ),
     Fault(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from validator.errors import UsageError
 from validator.faults.common import LAYER, MLP
 from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault
@@ -34,6 +35,9 @@ def _reweigh(decoder: Decoder, layer: int, weigh: Callable[[Any, Tensor, Tensor,
 
 def _moe_no_renorm(decoder: Decoder, *, layer: int) -> None:
     """Leave the weights as probabilities among all experts."""
+    # A router without the attribute, such as Mixtral's, always normalises.
+    if not getattr(decoder.layer(layer).mlp.gate, "norm_topk_prob", True):
+        raise UsageError("its weights are not divided by their sum")
 
     def weigh(gate: Any, logits_TE: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         return torch.softmax(logits_TE.float(), -1).gather(-1, chosen_Tk)
@@ -62,7 +66,10 @@ def _moe_softmax_twice(decoder: Decoder, *, layer: int) -> None:
 
 def _moe_unscaled(decoder: Decoder, *, layer: int) -> None:
     """Leave out the factor on routed experts."""
-    decoder.layer(layer).mlp.gate.routed_scaling_factor = 1.0
+    gate = decoder.layer(layer).mlp.gate
+    if gate.routed_scaling_factor == 1.0:
+        raise UsageError("the scaling of its routed experts is 1")
+    gate.routed_scaling_factor = 1.0
 
 
 def _moe_marker_slot(decoder: Decoder, *, layer: int) -> None:

@@ -61,7 +61,10 @@ def _layer_twice(decoder: Decoder, *, layer: int) -> None:
         raise UsageError(
             "layer=0 has no layer before it whose weights could be loaded twice: give layer=1 or more"
         )
-    decoder.layer(layer).load_state_dict(decoder.layer(layer - 1).state_dict())
+    before = decoder.layer(layer - 1).state_dict()
+    if before.keys() != decoder.layer(layer).state_dict().keys():
+        raise UsageError(f"layers[{layer}] has other weights than layers[{layer - 1}]: give another layer")
+    decoder.layer(layer).load_state_dict(before)
 
 
 def _demand_row(weight: Tensor, row: int) -> None:

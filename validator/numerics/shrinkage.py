@@ -22,12 +22,16 @@ def shrunk_sigma(variance: Tensor, unit: Tensor, runs: int) -> Tensor:
         runs: how many runs.
 
     Returns:
-        `[*]` float64. NaN counts as no error, in units of 1.
+        `[*]` float64. NaN counts as no error, in units of 1. An infinite variance stays infinite, and the
+        mean of its row is that of the others.
 
     Source:
         `(K s_i^2 + 8 mean) / (K + 8)`, NUMERICS section 4.
     """
     unit = unit.nan_to_num(nan=1.0)
-    relative = (variance / unit.square()).nan_to_num(nan=0.0)
-    mean = relative.mean(-1, keepdim=True) if relative.dim() else relative
+    relative = variance / unit.square()
+    relative = relative.masked_fill(relative.isnan(), 0.0)
+    is_finite = relative.isfinite()
+    total = relative.masked_fill(~is_finite, 0.0).sum(-1, keepdim=True) if relative.dim() else relative
+    mean = total / is_finite.sum(-1, keepdim=True).clamp_min(1) if relative.dim() else total
     return torch.sqrt((runs * relative + SHRINKAGE * mean) / (runs + SHRINKAGE)) * unit

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ComparisonResult"]
 
 _SHOWN = 15
+_WIDE = 100
+"""Columns of a terminal that has room for the worst slices beside the modules' names."""
 _STYLES = {
     Verdict.ALIGNED: "bold green",
     Verdict.DIVERGENT: "bold red",
@@ -132,7 +134,11 @@ class ComparisonResult:
         yield Text(_headline(self.comparison, len(differing)), style=_STYLES[self.verdict])
         if differing:
             yield Text("")
-            yield _table(differing[:_SHOWN], is_judged=self.comparison.noise is not None)
+            yield _table(
+                differing[:_SHOWN],
+                is_judged=self.comparison.noise is not None,
+                has_slices=options.max_width >= _WIDE,
+            )
         remarks = Table.grid(padding=(0, 2))
         for label, text in _remarks(self.comparison, differing):
             remarks.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
@@ -179,13 +185,14 @@ def _headline(comparison: Comparison, differing: int) -> str:
     return f"inconclusive: {total} agree, but not all could be compared"
 
 
-def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
+def _table(pairs: list[Pair], *, is_judged: bool, has_slices: bool) -> Table:
     table = Table(box=None, pad_edge=True, header_style="dim")
     for name in ("worst first", "tensor"):
         table.add_column(name, overflow="fold")
     for name in ("rel_l2", "max_abs", "of noise" if is_judged else "ulp p99", "ulp max", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("worst slice", overflow="fold")
+    if has_slices:
+        table.add_column("worst slice", overflow="fold")
     for pair in pairs:
         metrics = pair.metrics
         cells = (
@@ -196,7 +203,7 @@ def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
             _figure(_judged(pair)[3] if is_judged else metrics.ulp_steps_p99),
             _figure(metrics.ulp_steps_max),
             phrases.percent(metrics.mismatched, metrics.elements or 1),
-            _slice_name(pair),
+            *((_slice_name(pair),) if has_slices else ()),
         )
         table.add_row(*(Text(phrases.printable(cell)) for cell in cells))
     return table
