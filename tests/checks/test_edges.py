@@ -401,9 +401,7 @@ def test_a_sum_over_ranks_in_bf16_is_named_where_the_recipe_forbids_it() -> None
     trace = build_trace(cand=sharded(reference, x, world=8), ref=captured(reference, {"x": x.float()}))
 
     def outcome(recipe: Recipe | None) -> Outcome:
-        return run_checks(
-            reference=reference, trace=trace, run=feed({"x": x}), policy=policy_of(recipe)
-        )
+        return run_checks(reference=reference, trace=trace, run=feed({"x": x}), policy=policy_of(recipe))
 
     found = outcome(Recipe(name="float32 sums", reduce="float32")).findings
     assert [(f.module, f.into, f.verdict, f.recipe, f.op) for f in found] == [

@@ -74,6 +74,10 @@ class Policy:
     allowed: tuple[Recipe, ...]
     others: tuple[Recipe, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.allowed:
+            raise ValueError("Policy.allowed is empty; at least one recipe must be allowed")
+
 
 @dataclass(slots=True)
 class EdgeJudge:
