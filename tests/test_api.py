@@ -174,7 +174,7 @@ def test_a_capture_without_the_models_own_call_needs_inputs(tmp_path: Path) -> N
 
 
 def test_mistakes_are_validator_errors(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'fusd' is not known; there are fused, eager"):
+    with pytest.raises(UsageError, match="'fusd' is not known; there are fused, "):
         validator.check(reference=Net(), candidate=healthy(), inputs={"input_ids": ids()}, recipe="fusd")
     with pytest.raises(CaptureError, match="no such capture"):
         validator.check(reference=Net(), candidate=tmp_path / "absent.h5")

@@ -184,9 +184,7 @@ def _unlike(inputs: JoinedSide) -> str | None:
     if not any(names):
         return None
     theirs, ours = (", ".join(paths) if paths else "none" for paths in names)
-    return (
-        f"inputs without a counterpart: {theirs} of the reference, {ours} of the candidate; {_THROUGH}"
-    )
+    return f"inputs without a counterpart: {theirs} of the reference, {ours} of the candidate; {_THROUGH}"
 
 
 def _fired(capture: RankCapture) -> list[str]:
