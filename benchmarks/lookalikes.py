@@ -33,7 +33,6 @@ from tests.models import KERNELS, Setup, checkpoint, inputs, load_candidate, loa
 from tests.stimuli import Stimulus
 from validator.checks import likeness, undeclared
 from validator.checks.undeclared import Lineup, Resemblance
-from validator.emulate import emulate_module
 from validator.faults import parse
 
 LIMITS = {
@@ -152,12 +151,7 @@ def main() -> int:
 def _run_modules(ledger: Ledger, seed: int) -> Iterator[str]:
     """Judge the small modules on one input, and yield what is said of them that should not be."""
     for name, case in cases.CASES.items():
-        candidate = (case.candidate or case.reference)()
-        candidate.load_state_dict(case.reference().state_dict())
-        candidate.to(case.dtype)
-        if case.emulation is not None:
-            emulate_module(candidate.get_submodule(case.emulated), case.emulation)
-        said = _judged(ledger, LOOSER, case.recipe, case.reference, candidate, case.dtype, seed)
+        said = _judged(ledger, LOOSER, case.recipe, case.reference, cases.built(case), case.dtype, seed)
         yield from (f"{name}: {recipe}" for recipe in said if recipe != case.recipe)
     for dtype in DTYPES:
         for name, (reference, spoiled, _) in cases.FAULTS.items():

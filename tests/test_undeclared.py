@@ -325,12 +325,18 @@ CASES = {
 }
 
 
-def findings(case: Case, recipe: str | None = None) -> tuple[Finding, ...]:
+def built(case: Case) -> nn.Module:
+    """Build a case's candidate, which computes with less precision."""
     candidate = (case.candidate or case.reference)()
     candidate.load_state_dict(case.reference().state_dict())
     candidate.to(case.dtype)
     if case.emulation is not None:
         emulate_module(candidate.get_submodule(case.emulated), case.emulation)
+    return candidate
+
+
+def findings(case: Case, recipe: str | None = None) -> tuple[Finding, ...]:
+    candidate = built(case)
     declared = None if recipe is None else RECIPES[recipe]
     outcome = check(case.reference(), candidate, {"x": hidden(case.dtype)}, recipe=declared)
     assert not outcome.why_inconclusive

@@ -24,8 +24,8 @@ from validator.checks.attention import attention
 from validator.checks.integers import Integers
 from validator.checks.modes import Functions, Operators
 from validator.checks.operations import Become, is_floating
-from validator.checks.operator_calls import ATTENTION, OperatorCall, Plan
-from validator.checks.operators import accumulates, is_exact, operator_name
+from validator.checks.operator_calls import OperatorCall, Plan
+from validator.checks.operators import ATTENTION, accumulates, is_exact, operator_name
 from validator.checks.promotion import result_dtypes
 from validator.checks.roundings import Constant, Rounding
 from validator.checks.selections import Choice, Selections

@@ -4,7 +4,6 @@ Shape legend: * = the edge's shape.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -107,13 +106,12 @@ class EdgeJudge:
     errors: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
     guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
     _resolutions: dict[Key, Resolution] = field(default_factory=dict)
-    _loosest: Mapping[Key, Tensor] | None = None
     _behind: list[Recipe] = field(default_factory=list)
 
     def judge(self, code: Code) -> bool:
         """Judge every edge of a call's code, and tell whether its outputs were judged."""
         before, found_before = len(self.gaps), len(self.findings)
-        self._resolutions, self._loosest, self._behind = {}, None, []
+        self._resolutions, self._behind = {}, []
         for edge in code.edges:
             if edge.obstacle:
                 self.skip(code.call, edge.obstacle)
@@ -133,25 +131,22 @@ class EdgeJudge:
 
     def _judge_choice(self, code: Code, choice: CodeChoice) -> None:
         """Judge a choice: under what is declared, then under what is behind other edges of the same code."""
-        failed: tuple[CodeEdge, Assessment] | None = None
-        for recipe in (self.policy.allowed[-1], *self._behind):
+        declared = self.policy.allowed[-1]
+        first: tuple[CodeEdge, Assessment] | None = None
+        verdict: Verdict | None = Verdict.DIVERGENT
+        for recipe in (declared, *self._behind):
             spread = None if code.replays is None else code.replays.spread(recipe).get(choice.key)
             if spread is None:
                 self.skip(code.call, _DIVERTED)
                 return
             edge, assessment = judge_choice(choice, spread, self.bench)
-            if failed is None and assessment.arm is None:
-                self._record(code, edge, Check.EXACT, assessment, Band(), recipe, None, None)
-                return
-            if failed is not None and assessment.arm is None:
-                edge, assessment = failed
-                verdict = Verdict.UNDECLARED_PRECISION
-                self._record(code, edge, Check.EXACT, assessment, Band(), recipe, verdict, None, op=choice.op)
-                return
-            failed = failed or (edge, assessment)
-        assert failed is not None
-        edge, assessment = failed
-        recipe, verdict = self.policy.allowed[-1], Verdict.DIVERGENT
+            if assessment.arm is None:
+                verdict = None if first is None else Verdict.UNDECLARED_PRECISION
+                break
+            first = first or (edge, assessment)
+        else:
+            recipe = declared
+        edge, assessment = first or (edge, assessment)
         self._record(code, edge, Check.EXACT, assessment, Band(), recipe, verdict, None, op=choice.op)
 
     def _judge_edge(self, code: Code, edge: CodeEdge) -> None:
@@ -409,9 +404,7 @@ class EdgeJudge:
             looser = self._band(code, edge, loosest)
             explanations += [] if looser is None else [Explanation(band=looser[0], control=looser[1])]
         elif edge.depth > 1 and recipe != loosest and code.replays is not None:
-            if self._loosest is None:
-                self._loosest = code.replays.control(loosest)
-            made = self._loosest.get(edge.key)
+            made = code.replays.control(loosest).get(edge.key)
             if made is not None:
                 dtype = edge.cand.data.dtype
                 explanations.append(rough_explanation(band, exact=edge.exact, control=made, dtype=dtype))

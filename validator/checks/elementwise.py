@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from validator.checks.how import How, Row
-from validator.numerics.bands import C, Noise
+from validator.numerics.bands import FLUSH, C, Noise
 from validator.numerics.formats import FORMATS
 from validator.numerics.operator_bands import gelu_noise, silu_noise
 from validator.numerics.rounding import round_nearest
 
 __all__ = ["ELEMENTWISE"]
-
-FLUSHED = 2.0**-126
-"""Smallest normal float32: what is below it may be flushed to zero, and its reciprocal overflows."""
-
 
 _FUNCTIONS = {
     "abs": 3.0,  # of a complex number
@@ -76,7 +72,7 @@ _GATED = frozenset(
 def _function(multiple: float) -> Row:
     def row(args: Any, kwargs: Any, result: Any, how: How) -> Noise:
         first: Tensor = result[0] if isinstance(result, tuple | list) else result
-        return Noise(sigma=C * how.u * multiple * first.abs(), bound=FLUSHED)
+        return Noise(sigma=C * how.u * multiple * first.abs(), bound=FLUSH)
 
     return row
 
@@ -147,7 +143,7 @@ def _power(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
         relative += logarithm * _moves(exponent, how) / abs(exponent)
     if not isinstance(exponent, Tensor) and exponent in _STEPWISE:
         relative += how.fmt.unit_roundoff
-    return Noise(sigma=sigma, bound=relative.expm1() * result.abs() + FLUSHED)
+    return Noise(sigma=sigma, bound=relative.expm1() * result.abs() + FLUSH)
 
 
 def _remainder(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
@@ -163,7 +159,7 @@ def _remainder(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
 
 def _x_log(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
     """Return the noise of `x log(y)`, whose logarithm may be rounded to the result's format."""
-    return Noise(sigma=C * how.u * 4 * result.abs(), bound=how.fmt.unit_roundoff * result.abs() + FLUSHED)
+    return Noise(sigma=C * how.u * 4 * result.abs(), bound=how.fmt.unit_roundoff * result.abs() + FLUSH)
 
 
 def _erf(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
@@ -188,7 +184,7 @@ def _with_product(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
 def _softplus(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
     x, beta = args[0], args[1] if len(args) > 1 else 1
     scaled = 0.0 if beta == 1 else (beta * x).abs()
-    return Noise(sigma=C * how.u * result.abs() * (4 + scaled), bound=FLUSHED)
+    return Noise(sigma=C * how.u * result.abs() * (4 + scaled), bound=FLUSH)
 
 
 def _log_of_sum(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
@@ -213,7 +209,7 @@ def _silu(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
 def _glu(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:
     """Return the noise of `a sigmoid(b)`, of which `silu` is the case of `a = b`."""
     a, b = args[0].chunk(2, args[1] if len(args) > 1 else -1)
-    return Noise(sigma=C * how.u * result.abs() * (4 + b.abs()), bound=a.abs() * FLUSHED)
+    return Noise(sigma=C * how.u * result.abs() * (4 + b.abs()), bound=a.abs() * FLUSH)
 
 
 def _gelu(args: Any, kwargs: Any, result: Tensor, how: How) -> Noise:

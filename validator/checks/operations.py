@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from validator.checks.aten_calls import Form, listed, unflatten_call
+from validator.checks.operators import ATTENTION
 from validator.checks.roundings import Rounding
 from validator.numerics.formats import Format, format_of
 
@@ -134,7 +135,7 @@ class Operation(ABC):
         return format_of(self.given[0].to_real()) if self.given else format_of("float32")
 
 
-_SOFTMAXES = ("_softmax", "scaled_dot_product_attention")
+_SOFTMAXES = ("_softmax", ATTENTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from validator.checks.aten_calls import Form, packed, unflatten_call
 from validator.checks.computations import Attend, Compute
 from validator.checks.operations import Move, Operation, Pick, Value, Write
 from validator.checks.operator_noise import is_known
-from validator.checks.operators import KERNELS
+from validator.checks.operators import ATTENTION, KERNELS
 from validator.checks.selections import Choice
 from validator.checks.shadow import ShadowTensor
 from validator.numerics.formats import format_of
@@ -256,9 +256,6 @@ class OperatorCall:
             return False
         exact = torch.tensor(numbers, dtype=torch.float64)
         return not torch.equal(round_nearest(exact, format_of(dtype.to_real())), exact)
-
-
-ATTENTION = "scaled_dot_product_attention"
 
 
 @cache

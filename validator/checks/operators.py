@@ -5,7 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["KERNELS", "accumulates", "is_exact", "operator_name"]
+__all__ = ["ATTENTION", "KERNELS", "accumulates", "is_exact", "operator_name"]
+
+ATTENTION = "scaled_dot_product_attention"
+"""The operator that every fused attention is judged as."""
 
 _EXACT = frozenset(
     (

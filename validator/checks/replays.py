@@ -46,6 +46,9 @@ torch's own attention on the CPU is off by 2^-14.5 in float16 and in bfloat16, w
 """
 
 
+_Asked = tuple[Recipe, Recipe | None, frozenset[int] | None, tuple[Constant, float] | None]
+
+
 @dataclass(slots=True, kw_only=True)
 class Replays:
     """Runs a module's code again.
@@ -64,6 +67,8 @@ class Replays:
     _reaches: dict[Recipe, Mapping[Key, Tensor]] = field(default_factory=dict)
     _tilts: Mapping[Key, Tensor] | None = None
     _sensitivities: dict[Constant, Mapping[Key, Tensor]] = field(default_factory=dict)
+    _rows: dict[Recipe, Mapping[Key, Noise]] = field(default_factory=dict)
+    _controls: dict[_Asked, Mapping[Key, Tensor]] = field(default_factory=dict)
 
     def spread(self, recipe: Recipe, *, is_refined: bool = False) -> Mapping[Key, Spread]:
         """Run under stochastic rounding and once to nearest; empty if a run takes another path."""
@@ -114,21 +119,19 @@ class Replays:
 
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
         """Return the edges' values with a constant altered; empty if that takes another path."""
-        try:
-            made = self.tape.play(Rounding.altering(constant, factor))
-        except Diverted:
-            return {}
+        made = self._played(Rounding.altering(constant, factor))
         return {key: real_view(value.exact64) for key, value in made.items()}
 
     def rows(self, recipe: Recipe) -> Mapping[Key, Noise]:
         """Return what a recipe allows inside of the operator behind each edge that has a single one."""
-        try:
-            made = self.tape.play(Rounding.none(recipe))
-        except Diverted:
-            return {}
-        return {
-            edge.key: _noise(made[edge.key]) for edge in self.edges if edge.depth == 1 and edge.key in made
-        }
+        if recipe not in self._rows:
+            made = self._played(Rounding.none(recipe))
+            self._rows[recipe] = {
+                edge.key: _noise(made[edge.key])
+                for edge in self.edges
+                if edge.depth == 1 and edge.key in made
+            }
+        return self._rows[recipe]
 
     def control(
         self,
@@ -139,16 +142,23 @@ class Replays:
         altered: tuple[Constant, float] | None = None,
     ) -> Mapping[Key, Tensor]:
         """Return the edges' values to nearest under a recipe; empty if that takes another path."""
-        rounding = Rounding.nearest(recipe, elsewhere=elsewhere, positions=positions)
+        asked = recipe, elsewhere, positions, altered
+        if asked not in self._controls:
+            rounding = Rounding.nearest(recipe, elsewhere=elsewhere, positions=positions)
+            made = self._played(replace(rounding, altered=altered))
+            self._controls[asked] = {
+                edge.key: round_nearest(real_view(made[edge.key].exact64), format_of(edge.cand.data.dtype))
+                for edge in self.edges
+                if edge.depth > 0 and edge.key in made and edge.cand.data.is_floating_point()
+            }
+        return self._controls[asked]
+
+    def _played(self, rounding: Rounding) -> Mapping[Key, Value]:
+        """Play the tape; empty if that takes another path."""
         try:
-            made = self.tape.play(replace(rounding, altered=altered))
+            return self.tape.play(rounding)
         except Diverted:
             return {}
-        return {
-            edge.key: round_nearest(real_view(made[edge.key].exact64), format_of(edge.cand.data.dtype))
-            for edge in self.edges
-            if edge.depth > 0 and edge.key in made and edge.cand.data.is_floating_point()
-        }
 
     def _measure(self, recipe: Recipe, runs: int) -> Mapping[Key, Spread]:
         exact = {edge.key: edge.exact for edge in self.edges if edge.depth > 1}

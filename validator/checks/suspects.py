@@ -8,6 +8,7 @@ import torch
 from validator.checks.arithmetic import Step
 from validator.checks.module_code import Code, CodeEdge
 from validator.checks.operator_noise import SUMS
+from validator.checks.operators import ATTENTION
 from validator.checks.products import PRODUCTS
 from validator.numerics.bands import FLUSH
 from validator.numerics.formats import format_of
@@ -16,7 +17,6 @@ from validator.numerics.recipes import Recipe
 __all__ = ["ALL_REDUCE", "Suspect", "suspects"]
 
 ALL_REDUCE = "all_reduce"
-ATTENTION = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from validator.errors import UsageError
 from validator.faults.common import HALF
 from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault, Parameter
+from validator.faults.norms import square_in_storage
 from validator.wrapping import wrap
 
 __all__ = ["FAULTS"]
@@ -59,15 +60,7 @@ def _vit_no_mask(decoder: Decoder, *, block: int) -> None:
 
 
 def _vit_half_squares(decoder: Decoder, *, block: int) -> None:
-    """Square in the activations' dtype."""
-    norm = _block(decoder, block).norm1
-
-    def forward(inner: Any, x: Tensor) -> Tensor:
-        variance = x.square().mean(-1, keepdim=True)
-        normed: Tensor = norm.weight * (x * torch.rsqrt(variance + norm.variance_epsilon))
-        return normed
-
-    wrap(norm, forward)
+    square_in_storage(_block(decoder, block).norm1)
 
 
 def _block(decoder: Decoder, index: int) -> Any:

@@ -10,7 +10,7 @@ from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault, Parameter
 from validator.wrapping import wrap
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "square_in_storage"]
 
 
 def _norm_eps(decoder: Decoder, *, layer: int, eps: float) -> None:
@@ -45,8 +45,11 @@ def _norm_eps_after_max(decoder: Decoder, *, layer: int) -> None:
 
 
 def _norm_half_squares(decoder: Decoder, *, layer: int) -> None:
-    """Square in the activations' dtype."""
-    norm = decoder.layer(layer).input_layernorm
+    square_in_storage(decoder.layer(layer).input_layernorm)
+
+
+def square_in_storage(norm: Any) -> None:
+    """Let an RMSNorm square in the activations' dtype."""
 
     def forward(inner: Any, x: Tensor) -> Tensor:
         variance = x.square().mean(-1, keepdim=True)
