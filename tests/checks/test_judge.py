@@ -222,6 +222,14 @@ def test_the_band_is_half_an_ulp_and_bound_and_lambda_sigma(band: Band, allowed:
         assert judged(y, torch.full((4, 4), 1.5, dtype=BF16), band=band).arm is arm
 
 
+def test_an_element_whose_noise_is_unknown_is_undecided_and_hides_no_other() -> None:
+    exact, sigma = torch.ones(1, 4, dtype=torch.float64), torch.tensor([[math.nan, 0.0, 0.0, 0.0]])
+    healthy = judged(exact, exact.to(BF16), band=Band(sigma=sigma.double()))
+    assert (healthy.arm, healthy.undecided) == (None, 1)
+    wrong = judged(exact, torch.tensor([[1.0, 1.0, 1.5, 1.0]], dtype=BF16), band=Band(sigma=sigma.double()))
+    assert (wrong.arm, wrong.outside.tolist(), wrong.evidence.worst_index) == (Arm.MAX, [[0, 2]], (0, 2))
+
+
 def test_a_band_can_differ_by_element() -> None:
     y = torch.full((4, 4), 1.5, dtype=torch.float64)
     sigma = torch.zeros(4, 4, dtype=torch.float64)

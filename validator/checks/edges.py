@@ -259,7 +259,7 @@ class EdgeJudge:
         wider = replace(band, sigma=sigma)
         found = self._assess(edge, wider, control, judged)
         left = len(found.outside) if found.arm is Arm.MAX else 0
-        return replace(found, undecided=len(assessment.outside) - left), wider
+        return replace(found, undecided=found.undecided + len(assessment.outside) - left), wider
 
     def _hidden_partials(
         self,

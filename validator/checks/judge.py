@@ -92,7 +92,8 @@ class Assessment:
         evidence: the figures.
         outside: `[n, dims]` int64 indices of the guilty elements (all of a guilty slice for GAIN).
         note: why part of the judgement was not possible, or "".
-        undecided: how many elements are explained only because rounding may decide them altogether.
+        undecided: how many elements are explained only because rounding may decide them altogether, those
+            that are NaN in noisy runs included.
         constant: the number in the code that seems to be off, where GAIN fired on it.
     """
 
@@ -191,6 +192,7 @@ def judge_edge(
     usable = difference.isfinite() & ~wrong_class
     ratio = torch.where(usable, difference.abs() / (spacing / 2 + slack), torch.zeros_like(y))
     outside = ratio > 1
+    undecided = int((usable & slack.isnan()).sum())
     g, guilty = _gains(
         y=y,
         c=c,
@@ -212,6 +214,7 @@ def judge_edge(
     elif guilty is not None:
         arm, bad = Arm.GAIN, guilty
     error_ulp = torch.where(usable, difference.abs() / spacing, torch.zeros_like(y))
+    ratio = ratio.nan_to_num(nan=0.0, posinf=math.inf)
     worst = int(bad.nonzero()[0]) if arm is Arm.CLASS else int(ratio.argmax())
     evidence = Evidence(
         max_over_band=float(ratio.max()),
@@ -228,7 +231,7 @@ def judge_edge(
         dims=dims,
     )
     note = "" if not g.abstains else "too few independent elements for the gain test"
-    return Assessment(arm=arm, evidence=evidence, outside=where[bad], note=note)
+    return Assessment(arm=arm, evidence=evidence, outside=where[bad], note=note, undecided=undecided)
 
 
 def judge_constant(

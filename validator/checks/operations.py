@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from validator.checks.aten_calls import Form, listed, unflatten_call
+from validator.checks.masks import with_far_masks
 from validator.checks.operators import ATTENTION
 from validator.checks.roundings import Rounding
 from validator.numerics.formats import Format, format_of
@@ -107,6 +108,8 @@ class Operation(ABC):
         leaves = list(self.leaves)
         for hole, value in zip(self.holes, inputs, strict=True):
             leaves[hole] = getattr(value, attribute)
+        if self.name == "add" and (rounding.recipe is None or rounding.recipe.inner != "storage"):
+            leaves = with_far_masks(leaves, self.given)
         if rounding.altered is not None and self.rounds and rounding.altered[0].position == self.position:
             constant, factor = rounding.altered
             leaves[constant.leaf] = leaves[constant.leaf] * factor
