@@ -14,6 +14,7 @@ from validator.numerics.bands import (
     is_explained,
     matmul_sigma,
     normal_lambda,
+    partials_sigma,
     product_noise,
     softmax_sigma,
     tail_lambda,
@@ -307,3 +308,39 @@ def test_what_is_nan_or_infinite_on_one_side_alone_is_not_explained() -> None:
     cand = torch.tensor([1.0, math.inf, math.nan, math.nan, math.inf])
     explained = is_explained(exact=exact, cand=cand, fmt=F32, noise=Noise(sigma=1.0), multiplier=6.0)
     assert explained.tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("cancelling", [0.0, 8.0])
+def test_sums_of_parts_in_any_order_of_ranks_stay_in_the_band(count: int, cancelling: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(count, 50_000, dtype=torch.float64, generator=generator)
+    parts[::2] += cancelling
+    parts[1::2] -= cancelling
+    stored = parts.to(torch.bfloat16)
+    fmt, total = FORMATS["bfloat16"], parts.sum(0)
+    in_order, in_any = (
+        partials_sigma(list(stored.double()), fmt, is_ordered=is_ordered) for is_ordered in (True, False)
+    )
+    errors = []
+    for first in range(count):
+        running = stored[first]
+        for part in stored.roll(-first, 0)[1:]:
+            running = running + part
+        errors.append((running.double() - total).abs() - ulp(total, fmt) / 2)
+    worst = torch.stack(errors).amax(0)
+    allowed = normal_lambda(worst.numel() * count)
+    assert float((worst / in_any).max()) < allowed
+    assert float((worst / in_order).max()) > float((worst / in_any).max())
+
+
+def test_a_known_order_has_the_sums_of_that_order() -> None:
+    parts = [torch.tensor([x], dtype=torch.float64) for x in (64.0, -64.0, 64.0, -64.0)]
+    fmt = FORMATS["bfloat16"]
+    step = float(ulp(parts[0], fmt))
+    # Four parts and the sums 64 - 64 = 0 and 64; in another order, 128 and 128 - 64.
+    smallest = float(ulp(torch.zeros(1, dtype=torch.float64), fmt))
+    assert float(partials_sigma(parts, fmt)) == pytest.approx(math.sqrt((5 * step**2 + smallest**2) / 12))
+    assert float(partials_sigma(parts, fmt, is_ordered=False)) == pytest.approx(
+        math.sqrt((4 * step**2 + (2 * step) ** 2 + step**2) / 12)
+    )

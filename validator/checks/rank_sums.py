@@ -42,7 +42,7 @@ def reduction_sigma(code: Code, edge: CodeEdge, recipe: Recipe) -> Tensor:
     fmt = format_of(dtype)
     # The sum's own rounding is the result's, unless a bias is added to it.
     has_bias = getattr(code.module, "bias", None) is not None
-    return partials_sigma(terms, fmt, roundings=len(terms) - 1 - (not has_bias))
+    return partials_sigma(terms, fmt, roundings=len(terms) - 1 - (not has_bias), is_ordered=False)
 
 
 def judge_terms(

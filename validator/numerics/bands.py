@@ -164,7 +164,9 @@ def truncation_bound(x: Tensor, w: Tensor, y: Tensor, *, bits: int = 13, block: 
     return 2.0**-bits * ((blocks + math.sqrt(k)) * size + 0.5 * (blocks + k) * y.abs())
 
 
-def partials_sigma(parts: Sequence[Tensor], fmt: Format, *, roundings: int | None = None) -> Tensor:
+def partials_sigma(
+    parts: Sequence[Tensor], fmt: Format, *, roundings: int | None = None, is_ordered: bool = True
+) -> Tensor:
     """Return sigma of partial sums that are kept in a format and added up one after the other.
 
     Args:
@@ -172,6 +174,8 @@ def partials_sigma(parts: Sequence[Tensor], fmt: Format, *, roundings: int | Non
         fmt: the format that they and their sums are kept in.
         roundings: how many sums of the first parts are rounded (the sum of all is the last); by default all
             but the last, whose rounding is the result's own.
+        is_ordered: whether the order is known. If not, each sum of `n` parts is taken for the largest that
+            any `n` of them have: collectives differ in where they begin, from chunk to chunk of a tensor.
 
     Returns:
         `[*]` float64.
@@ -181,14 +185,16 @@ def partials_sigma(parts: Sequence[Tensor], fmt: Format, *, roundings: int | Non
         `ulp(v)/sqrt(12)` for the deviation of one rounding of v.
     """
     roundings = len(parts) - 2 if roundings is None else roundings
-    prefix = parts[0]
-    variance = ulp(prefix, fmt).nan_to_num().square()
-    for i, part in enumerate(parts[1:]):
-        variance = variance + ulp(part, fmt).nan_to_num().square()
-        prefix = prefix + part
-        if i < roundings:
-            variance = variance + ulp(prefix, fmt).nan_to_num().square()
-    return torch.sqrt(variance / 12)
+    stacked = torch.stack(torch.broadcast_tensors(*parts))
+    sums = stacked.cumsum(0) if is_ordered else _largest_sums(stacked)
+    rounded = torch.cat([stacked, sums[1 : roundings + 1]])
+    return torch.sqrt(ulp(rounded, fmt).nan_to_num().square().sum(0) / 12)
+
+
+def _largest_sums(parts: Tensor) -> Tensor:
+    """Return `[n, *]` float64: in place i the largest magnitude that a sum of any i + 1 of n parts has."""
+    ascending = parts.sort(0).values
+    return torch.maximum(ascending.cumsum(0).abs(), ascending.flip(0).cumsum(0).abs())
 
 
 def factors_sigma(x: Tensor, w: Tensor, y: Tensor, *, fmt: Format) -> Tensor:
