@@ -5,8 +5,8 @@ rank and place each part came from and the meaning of each dim. Nothing behind t
 of files, engines or fused names.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,17 @@ class Edge:
     checksum: str | None = None
     row_hashes: Callable[[View], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
 
+    def with_rows(self, order: torch.Tensor) -> "Edge":
+        """Return the edge with `[rows]` of its first dim in another order, each with the part it is from."""
+
+        def read(view: View) -> LogicalTensor:
+            found = self.read(view)
+            parts = tuple(part for part in _reordered(found.parts, order))
+            return replace(found, data=found.data[order], parts=parts)
+
+        parts = tuple(_reordered(self.parts, order))
+        return replace(self, read=read, stream=None, parts=parts, checksum=None, row_hashes=None)
+
     def blocks(self, view: View) -> Iterator[torch.Tensor]:
         """Yield the elements as a view saw them, in row-major order, in flat tensors, at least one."""
         return iter([self.read(view).data.reshape(-1)]) if self.stream is None else self.stream(view)
@@ -122,6 +133,34 @@ class TraceCall:
     outputs: Mapping[str, Edge]
     values: Mapping[str, Any]
     partials: tuple[PartialSum, ...] = ()
+
+    def with_rows(self, order: torch.Tensor) -> "TraceCall":
+        """Return the call with the rows of what goes in and what comes out in another order.
+
+        Tensors that have another number of rows stay as they are.
+        """
+
+        def reordered(edges: Mapping[str, Edge]) -> dict[str, Edge]:
+            return {
+                path: edge.with_rows(order) if edge.shape[:1] == order.shape else edge
+                for path, edge in edges.items()
+            }
+
+        return replace(self, inputs=reordered(self.inputs), outputs=reordered(self.outputs))
+
+
+def _reordered(parts: Iterable[Part], order: torch.Tensor) -> Iterator[Part]:
+    """Yield what is left of parts when rows are put into another order: runs of rows that stay together."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    for part in parts:
+        (start, stop), *others = part.box
+        mine = places[start:stop].sort().values
+        if not len(mine):
+            continue
+        cuts = (mine.diff() != 1).nonzero()[:, 0] + 1
+        for run in mine.tensor_split(cuts):
+            yield replace(part, box=((int(run[0]), int(run[-1]) + 1), *others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,9 @@ from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
 from validator.checks.operations import is_floating
 from validator.checks.replays import RUNS, Replays
 from validator.checks.roundings import Rounding
+from validator.checks.row_order import row_order
 from validator.checks.selections import Choice
-from validator.checks.shadow import ShadowTensor
+from validator.checks.shadow import ShadowTensor, widened
 from validator.checks.substitution import (
     Compared,
     compared,
@@ -199,6 +200,10 @@ class _Walker:
         arguments = flatten_arguments(module, args, kwargs)
         expand = Tensor.expand if parent.is_plain else parent.arithmetic.expanded
         given = compared(arguments, call.inputs, self._view, is_input=True, expand=expand)
+        order = _row_order(given)
+        if order is not None:
+            call = call.with_rows(order)
+            given = compared(arguments, call.inputs, self._view, is_input=True, expand=expand)
         if not parent.is_plain:
             for path, (value, cand) in given.items():
                 key = (len(parent.returned), path)
@@ -342,3 +347,12 @@ class _Walker:
     def _as_plain(self, value: Any) -> Any:
         dtype = next((p.dtype for p in self._reference.parameters() if p.is_floating_point()), torch.float32)
         return rebuild(value, lambda _, x: x.data64.to(dtype) if isinstance(x, ShadowTensor) else x)
+
+
+def _row_order(given: Compared) -> Tensor | None:
+    """Return the order of a call's rows, where they are neither tokens nor sequences and they differ."""
+    for value, cand in given.values():
+        is_free = cand.data.dim() == 2 and not cand.dims[0] and cand.data.is_floating_point()
+        if is_free and isinstance(value, ShadowTensor):
+            return row_order(value.data64, widened(cand.data))
+    return None
