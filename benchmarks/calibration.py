@@ -37,8 +37,8 @@ from tests.models import (
 )
 from tests.stimuli import Stimulus
 from validator import api
-from validator.checks import edges, judge
-from validator.checks.edges import EdgeJudge, Policy
+from validator.checks import explaining, judge
+from validator.checks.edges import EdgeJudge
 from validator.checks.judge import (
     GAIN_Z,
     MEASURED_FACTOR,
@@ -48,6 +48,7 @@ from validator.checks.judge import (
     judge_constant,
     judge_edge,
 )
+from validator.checks.policy import Policy
 from validator.numerics.bands import normal_lambda, tail_lambda
 from validator.numerics.formats import format_of
 from validator.numerics.gain import Gain, gain, slice_gains
@@ -137,8 +138,8 @@ class Ledger:
         with ExitStack() as stack:
             for owner, name, replacement in (
                 (EdgeJudge, "judge", of_code),
-                (edges, "judge_edge", of_edge),
-                (edges, "judge_constant", of_constant),
+                (explaining, "judge_edge", of_edge),
+                (explaining, "judge_constant", of_constant),
                 (judge, "gain", kept_gain),
                 (judge, "slice_gains", kept_slices),
                 # These ports are transformers' own code, which rounds after every operator. To try `fused`

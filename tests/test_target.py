@@ -136,9 +136,11 @@ def test_a_recipe_is_named_or_made(write: Write, line: str, recipe: Recipe) -> N
     assert load_target(write(PORT + line)).recipe == recipe
 
 
-def test_layout_and_names_are_taken_as_they_are(write: Write) -> None:
-    target = load_target(write(PORT + "layout = {'a.*': 'b'}\nnames = {'c': 'd'}\n"))
+def test_layout_mesh_and_names_are_taken_as_they_are(write: Write) -> None:
+    lines = "layout = {'a.*': 'b'}\nnames = {'c': 'd'}\nmesh = {'dp': 2, 'tp': 4}\n"
+    target = load_target(write(PORT + lines))
     assert (target.layout, target.names) == ({"a.*": "b"}, {"c": "d"})
+    assert target.mesh == {"dp": 2, "tp": 4}
 
 
 def test_options_reach_the_candidate_alone(write: Write) -> None:
@@ -261,9 +263,10 @@ def test_a_candidate_is_needed_only_when_it_is_asked_for(write: Write) -> None:
         ),
         ("layout = ['a']", "layout in {} is ['a']; it must be a dict from module patterns to strings"),
         ("names = {'a': 1}", "names in {} is {{'a': 1}}; it must be a dict from module patterns to strings"),
+        ("mesh = {'tp': 0}", "mesh in {} is {{'tp': 0}}; it must be a dict such as {{\"dp\": 2, \"tp\": 2}}"),
         ("inputs = {'x': 1}", "inputs in {} is a dict, not a function; write `def inputs(...)`"),
     ],
-    ids=["recipe", "layout", "names", "inputs"],
+    ids=["recipe", "layout", "names", "mesh", "inputs"],
 )
 def test_an_attribute_of_the_wrong_kind_is_shown(write: Write, line: str, message: str) -> None:
     path = write(f"{PORT}\n{line}\n")

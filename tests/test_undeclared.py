@@ -383,6 +383,10 @@ class ScaledRow(Scaled):
     row = 40
 
 
+class SlightlyScaledRow(ScaledRow):
+    factor = 1.003
+
+
 class ScaledMlp(Mlp):
     kind: type[Scaled] = Scaled
 
@@ -397,6 +401,10 @@ class ScaledDownMlp(ScaledMlp):
 
 class ScaledRowMlp(ScaledMlp):
     kind = ScaledRow
+
+
+class SlightlyScaledRowMlp(ScaledMlp):
+    kind = SlightlyScaledRow
 
 
 class GeluMlp(Mlp):
@@ -461,6 +469,7 @@ FAULTS = {
     "a factor of 1.001 on a projection": (Mlp, ScaledMlp, ("up_proj", None)),
     "a factor of 0.999 on a projection": (Mlp, ScaledDownMlp, ("up_proj", None)),
     "one row of a projection off by 2%": (Mlp, ScaledRowMlp, ("up_proj", None)),
+    "one row of a projection off by 0.3%": (Mlp, SlightlyScaledRowMlp, ("up_proj", None)),
     "GELU for SiLU": (Mlp, GeluMlp, ("", "down_proj")),
     "attention scale off by 1%": (Attention, ScaledScores, ("", "o_proj")),
     "attention window one short": (Attention, WindowedAttention, ("", "o_proj")),

@@ -114,6 +114,7 @@ def check_target(
             recipe=declared,
             names=target.names,
             layout=target.layout,
+            mesh=target.mesh,
             about={
                 "reference": {"source": source},
                 "candidate": {"source": str(capture or source)},
@@ -213,6 +214,7 @@ def check(
     recipe: Recipe | str | None = None,
     names: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> Result:
     """Judge a candidate, a model or a stored capture, against a reference model.
 
@@ -222,7 +224,8 @@ def check(
         inputs: keyword arguments of both models. Default: those that the capture holds.
         recipe: what the device may round; None allows `fused` and `eager`.
         names: candidate fqn pattern to reference fqn pattern.
-        layout: candidate fqn pattern to placements.
+        layout: candidate fqn pattern to a line such as `"output=b s h[tp]"`; see `validator.sharding.layout`.
+        mesh: sizes of the axes that the candidate's ranks stand on, such as `{"dp": 2, "tp": 2}`.
 
     Raises:
         ValidatorError: the two sides can't be compared.
@@ -255,6 +258,7 @@ def check(
             recipe=declared,
             names=names or {},
             layout=layout or {},
+            mesh=mesh,
             about={"candidate": {"source": str(cand.path)}} if not isinstance(candidate, nn.Module) else {},
             progress=lambda stage, done, total: None,
         )
@@ -288,13 +292,14 @@ def _judged(
     recipe: Recipe | None,
     names: Mapping[str, str],
     layout: Mapping[str, str],
+    mesh: Mapping[str, int] | None,
     about: Mapping[str, Any],
     progress: Progress,
     notes: tuple[str, ...] = (),
 ) -> Result:
     ours = ref.rank(0)
     real = real_positions(ours)
-    trace = build_trace(cand=_ranks(cand), ref=ours, names=names, layout=layout)
+    trace = build_trace(cand=_ranks(cand), ref=ours, names=names, layout=layout, mesh=mesh)
     if not trace.calls:
         raise MismatchError(
             f"{cand.path} and the reference share modules, but no call of one lines up with a call of the "

@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from validator.errors import LaunchError, UsageError
 from validator.rank_errors import cause, time_limit_error, trace_file, write_report
 
-__all__ = ["launch"]
+__all__ = ["init_process_group", "launch"]
 
 # A rank that lost a peer waits this long before it fails, so that the launcher sees the peer's end first.
 _AFTER_LOST_PEER_S = 1.0
@@ -125,7 +125,7 @@ def _run_rank(job: _Job) -> None:
             limit_s = max(job.deadline - time.time(), 0.01)
             faulthandler.dump_traceback_later(limit_s, file=trace)
         try:
-            _init_process_group(job.device)
+            init_process_group(job.device)
             job.entry(rank, world_size, *job.args)
             if dist.is_initialized():
                 # A rank that leaves early would look lost to those that still communicate.
@@ -139,7 +139,12 @@ def _run_rank(job: _Job) -> None:
         print("finished", file=trace)
 
 
-def _init_process_group(device: str) -> None:
+def init_process_group(device: str) -> None:
+    """Join the process group that the environment describes, and take this rank's device.
+
+    Args:
+        device: torch device type whose backend the group has, beside gloo for CPU tensors.
+    """
     kind = torch.device(device).type
     if kind == "cpu":
         dist.init_process_group("gloo")

@@ -17,6 +17,7 @@ from validator.faults import parse
 from validator.launch import launch
 from validator.numerics.recipes import EAGER, RECIPES, Recipe
 from validator.target import Target, floating_dtype, load_target
+from validator.torchrun import Launched, joined, launched
 
 __all__ = ["SideRun", "capture_side", "copied", "feed"]
 
@@ -86,6 +87,12 @@ def capture_side(run: SideRun, target: Target, model: nn.Module | None = None) -
         LaunchError: a rank failed, died, or took too long.
     """
     target.require(run.side)
+    me = launched()
+    if me is not None:
+        _check_launched(run, me)
+        with joined(_device_kind(run)):
+            _capture(run, target, model)
+        return
     if run.nproc == 1 and run.timeout_s is None:
         _capture(run, target, model)
         return
@@ -93,8 +100,7 @@ def capture_side(run: SideRun, target: Target, model: nn.Module | None = None) -
         raise UsageError(
             f"{run.output} is one file, for one rank, and --nproc is {run.nproc}: give a name without .h5"
         )
-    device = (run.device or "cpu").partition(":")[0]
-    launch(_capture_rank, (run,), nproc=run.nproc, timeout_s=run.timeout_s, device=device)
+    launch(_capture_rank, (run,), nproc=run.nproc, timeout_s=run.timeout_s, device=_device_kind(run))
 
 
 def copied(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +112,24 @@ def copied(inputs: dict[str, Any]) -> dict[str, Any]:
 def feed(target: Target, inputs: dict[str, Any], model: nn.Module, side: str = "reference") -> Any:
     """Run a model on fresh copies of the inputs, as the target says."""
     return target.run(model, copied(inputs), side=side)
+
+
+def _device_kind(run: SideRun) -> str:
+    return (run.device or "cpu").partition(":")[0]
+
+
+def _check_launched(run: SideRun, me: Launched) -> None:
+    """Refuse what can't be done by a rank of a run that is somebody else's."""
+    if run.side == "reference":
+        raise UsageError(
+            f"this process is {me}, and the reference runs in one process of its own. Start only `validator "
+            f"capture {run.source}:candidate -o NAME` with torchrun, and judge NAME afterwards, outside of "
+            "it, with `validator check --capture NAME`"
+        )
+    if run.nproc > 1 or run.timeout_s is not None:
+        raise UsageError(
+            f"this process is {me}, which starts and ends the ranks: leave out --nproc and --timeout"
+        )
 
 
 def _capture_rank(rank: int, world_size: int, run: SideRun) -> None:

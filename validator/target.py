@@ -60,6 +60,7 @@ def load_target(
         others=tuple(name for name in vars(module) if not name.startswith("_") and name not in _FUNCTIONS),
         recipe=_recipe(source, getattr(module, "recipe", None)),
         layout=_names(source, "layout", getattr(module, "layout", {})),
+        mesh=_mesh(source, getattr(module, "mesh", None)),
         names=_names(source, "names", getattr(module, "names", {})),
     )
     target.require("reference", "inputs")
@@ -109,7 +110,8 @@ class Target:
         folder: what its code may import from, or None for a checkpoint.
         others: its other public names, for messages.
         recipe: what the device may round, or None for the default.
-        layout: placement by fqn pattern of the candidate.
+        layout: line by fqn pattern of the candidate, as `sharding.layout` reads it.
+        mesh: sizes of the axes that the candidate's ranks stand on, or None for those of its DTensors.
         names: fqn pattern of the reference by fqn pattern of the candidate.
     """
 
@@ -120,6 +122,7 @@ class Target:
     others: tuple[str, ...] = ()
     recipe: Recipe | None = None
     layout: dict[str, str] = field(default_factory=dict)
+    mesh: dict[str, int] | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -240,6 +243,17 @@ def _names(source: str | Path, attribute: str, value: Any) -> dict[str, str]:
     raise TargetError(
         f"{attribute} in {source} is {value!r}; it must be a dict from module patterns to strings"
     )
+
+
+def _mesh(source: str | Path, value: Any) -> dict[str, int] | None:
+    if value is None:
+        return None
+    is_mesh = isinstance(value, dict) and all(
+        isinstance(axis, str) and isinstance(size, int) and size > 0 for axis, size in value.items()
+    )
+    if is_mesh and value:
+        return dict(value)
+    raise TargetError(f'mesh in {source} is {value!r}; it must be a dict such as {{"dp": 2, "tp": 2}}')
 
 
 def _moved(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:

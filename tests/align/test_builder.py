@@ -145,9 +145,20 @@ def test_names_that_match_nothing_are_an_error(reference: RankCapture) -> None:
         build_trace(cand=run_model(), ref=reference, names={"nte": "model"})
 
 
+def renamed(capture: RankCapture) -> RankCapture:
+    """Return the capture of a model of other names, whose parameters were not captured."""
+    names = {name: f"net{i}" for i, name in enumerate(capture.modules)} | {"": ""}
+    return replace(
+        capture,
+        modules={names[n]: replace(info, fqn=names[n]) for n, info in capture.modules.items()},
+        calls=tuple(replace(call, module=names[call.module]) for call in capture.calls),
+        parameters={},
+    )
+
+
 def test_models_that_share_no_name_are_an_error(reference: RankCapture) -> None:
     with pytest.raises(MismatchError, match="share no module name"):
-        build_trace(cand=run_model(prefix="net"), ref=reference)
+        build_trace(cand=[renamed(run_model()[0])], ref=reference)
 
 
 def test_modules_of_one_side_alone_are_listed(reference: RankCapture) -> None:
@@ -185,10 +196,10 @@ def test_a_split_that_does_not_add_up_is_a_problem_with_all_shapes(reference: Ra
         (
             "mlp.down",
             "input input: rank 0 [2, 6, 5], rank 1 [2, 6, 5] against the reference's [2, 6, 12]; "
-            "say how it is split in layout = {...}",
+            "say how it is split in layout = {...}; its caller is judged as one function through it",
         ),
     )
-    assert trace.calls["mlp.down", 0].inputs == {}
+    assert ("mlp.down", 0) not in trace.calls
 
 
 def test_calls_that_do_not_line_up_are_a_problem(reference: RankCapture) -> None:
@@ -204,15 +215,29 @@ def test_calls_that_do_not_line_up_are_a_problem(reference: RankCapture) -> None
 
 def test_a_declared_partial_output_is_added_up(reference: RankCapture) -> None:
     captures = run_model(world=2)
-    trace = build_trace(cand=captures, ref=reference, layout={"mlp.down": "partial"})
+    trace = build_trace(cand=captures, ref=reference, layout={"mlp.down": "... +tp"})
     single = build_trace(cand=captures, ref=reference)
     doubled = trace.calls["mlp.down", 0].outputs[""].read(ALL).data
     assert torch.equal(doubled, 2 * single.calls["mlp.down", 0].outputs[""].read(ALL).data)
 
 
 def test_a_layout_that_can_not_be_read_is_an_error(reference: RankCapture) -> None:
-    with pytest.raises(LayoutError, match="'halves' is no placement"):
-        build_trace(cand=run_model(), ref=reference, layout={"mlp.down": "halves"})
+    with pytest.raises(LayoutError, match="expected a mesh axis"):
+        build_trace(cand=run_model(), ref=reference, layout={"mlp.down": "b s[]"})
+
+
+def test_a_layout_is_on_the_axes_of_the_mesh(reference: RankCapture) -> None:
+    captures = run_model(world=2)
+    layout = {"mlp.down": "b s h +tp"}
+    summed = build_trace(cand=captures, ref=reference, layout=layout, mesh={"dp": 1, "tp": 2})
+    copied = build_trace(cand=captures, ref=reference, layout=layout, mesh={"dp": 2, "tp": 1})
+    outputs = [trace.calls["mlp.down", 0].outputs[""].read(ALL).data for trace in (summed, copied)]
+    assert torch.equal(outputs[0], 2 * outputs[1])
+
+
+def test_a_mesh_of_another_number_of_ranks_is_an_error(reference: RankCapture) -> None:
+    with pytest.raises(LayoutError, match=r"mesh \{'tp': 4\} has 4 ranks, and the candidate ran on 2"):
+        build_trace(cand=run_model(world=2), ref=reference, mesh={"tp": 4})
 
 
 def test_other_inputs_are_an_error_with_both_shapes(reference: RankCapture) -> None:

@@ -9,8 +9,8 @@ from tests.align.build import tensor_ref
 from validator.align.dims import dims_of
 from validator.align.edges import JoinedEdge, find_views, join, join_side
 from validator.align.traces import View
-from validator.capturing.records import Placement
 from validator.errors import LayoutError
+from validator.sharding.layout import parse_layout
 from validator.sharding.plan import Part
 
 
@@ -38,15 +38,33 @@ def test_a_view_reads_its_own_copy() -> None:
 
 def test_a_declared_partial_is_added_up() -> None:
     refs = {rank: tensor_ref(torch.tensor([1.0, 2.0])) for rank in range(2)}
-    partial = Placement(kind="partial", reduce="sum")
-    edge = join(refs, path="", shape=(2,), dims_of=no_dims, declared=partial).edge
+    declared = parse_layout("h +tp").of("output")
+    edge = join(refs, path="", shape=(2,), dims_of=no_dims, declared=declared).edge
     assert edge.read(View(ranks=(0, 1))).data.tolist() == [2.0, 4.0]
+
+
+def test_tokens_in_a_declared_order_are_put_back() -> None:
+    whole = torch.arange(16.0).reshape(1, 8, 2)
+    chunks = whole.chunk(4, 1)
+    refs = {0: tensor_ref(torch.cat([chunks[0], chunks[3]], 1)), 1: tensor_ref(torch.cat(chunks[1:3], 1))}
+    declared = parse_layout("b s[cp:zigzag] h").of("output")
+    edge = join(refs, path="", shape=(1, 8, 2), dims_of=no_dims, declared=declared).edge
+    assert torch.equal(edge.read(View(ranks=(0, 1))).data, whole)
+    assert edge.stream is None
+    assert [part.box[1] for part in edge.parts] == [(0, 2), (6, 8), (2, 6)]
 
 
 def test_ranks_with_different_dtypes_are_an_error() -> None:
     refs = {0: tensor_ref(torch.zeros(2)), 1: tensor_ref(torch.zeros(2).bfloat16())}
     with pytest.raises(LayoutError, match="rank 0 is float32, rank 1 is bfloat16"):
         join(refs, path="", shape=(2,), dims_of=no_dims)
+
+
+def test_a_bare_tensor_stands_for_the_first_of_a_tuple() -> None:
+    hidden, weights = tensor_ref(torch.zeros(2)), tensor_ref(torch.zeros(3))
+    side = join_side(cand={0: {"": hidden}}, ref={"0": hidden, "1": weights}, dims_of=no_dims)
+    assert list(side.edges) == ["0"]
+    assert (side.problems, side.unpaired) == ({}, (("1",), ()))
 
 
 def test_paths_that_are_no_tensor_on_one_side_are_left_out() -> None:

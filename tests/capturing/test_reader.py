@@ -267,7 +267,7 @@ def test_no_object_is_unpickled(file, tmp_path):
 
 def test_a_missing_rank_is_named(folder):
     (folder / "rank0.h5").unlink()
-    with pytest.raises(CaptureError, match=r"rank0\.h5: no such file.*every rank"):
+    with pytest.raises(IncompleteCaptureError, match=r"rank 0 of 1 is missing.*copy rank0\.h5 from host '"):
         open_capture(folder)
 
 

@@ -13,10 +13,11 @@ from tests.checks.build import captured, check, feed, traced
 from validator.align.builder import build_trace
 from validator.align.traces import Trace, View
 from validator.capturing.records import RankCapture
-from validator.checks.edges import EdgeJudge, Policy
+from validator.checks.edges import EdgeJudge
 from validator.checks.engine import policy_of, run_checks
 from validator.checks.findings import Arm, Check, Finding, Outcome, Verdict
 from validator.checks.judge import Bench
+from validator.checks.policy import Policy
 from validator.checks.walk import walk
 from validator.numerics.contractions import Accumulation, Order, sum_products
 from validator.numerics.formats import FORMATS
@@ -321,25 +322,40 @@ def test_a_partial_result_that_is_wrong_names_its_rank() -> None:
     assert "on rank 1" in outcome.findings[0].summary
 
 
-def test_partial_results_may_be_summed_as_the_recipe_says() -> None:
-    x, reference = hidden(), Mlp(bias=False)
+def narrow_terms(reference: Mlp, x: Tensor, *ranks: int) -> list[RankCapture]:
+    """Run `Mlp` on two ranks, of which some add up their products in bfloat16."""
     how = Accumulation(fmt=FORMATS["bfloat16"], order=Order.SEQUENTIAL)
 
-    def narrow(rank: int, term: Tensor) -> Tensor:
+    def term(rank: int, healthy: Tensor) -> Tensor:
+        if rank not in ranks:
+            return healthy
         up, down = (
             layer.weight.detach().bfloat16().chunk(2, dim)[rank]
             for layer, dim in ((reference.up, 0), (reference.down, 1))
         )
         return sum_products(functional.relu(x @ up.T).double(), down.T.double(), how)
 
-    captures = sharded(reference, x, partial=narrow)
-    trace = build_trace(cand=captures, ref=captured(reference, {"x": x.float()}))
+    return sharded(reference, x, partial=term)
 
-    def outcome(recipe: Recipe | None) -> Outcome:
-        return run_checks(reference=reference, trace=trace, run=feed({"x": x}), policy=policy_of(recipe))
 
-    assert outcome(RECIPES["bf16-accumulate"]).findings == ()
-    assert ("partial", "down", 0) in kinds(outcome(None).findings)
+@pytest.mark.parametrize("bias", [False, True], ids=["without a bias", "with a bias"])
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=["both ranks", "rank 1"])
+def test_a_rank_that_adds_up_in_bf16_is_named_with_the_recipe_and_the_operator(
+    ranks: tuple[int, ...], bias: bool
+) -> None:
+    x, reference = hidden(), Mlp(bias=bias)
+    trace = build_trace(cand=narrow_terms(reference, x, *ranks), ref=captured(reference, {"x": x.float()}))
+
+    def findings(recipe: Recipe | None) -> tuple[Finding, ...]:
+        run = feed({"x": x})
+        return run_checks(reference=reference, trace=trace, run=run, policy=policy_of(recipe)).findings
+
+    assert findings(RECIPES["bf16-accumulate"]) == ()
+    found = findings(None)
+    assert kinds(found) == [*(("partial", "down", rank) for rank in ranks), ("function", "down", None)]
+    assert {(f.verdict, f.recipe, f.op) for f in found} == {
+        (Verdict.UNDECLARED_PRECISION, "bf16-accumulate", "mm")
+    }
 
 
 def test_a_bias_on_every_rank_is_named_as_such() -> None:
@@ -370,6 +386,75 @@ def test_a_sum_that_is_off_by_a_factor_is_named(factor: float, kind: str) -> Non
     assert signature is not None
     assert signature.kind == kind
     assert signature.parameters["factor"] == pytest.approx(factor, rel=0.01)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["without a bias", "with a bias"])
+def test_a_sum_that_no_rank_took_is_told_by_the_terms(bias: bool) -> None:
+    x, reference = hidden(), Mlp(bias=bias)
+    terms: dict[int, Tensor] = {}
+
+    def kept(rank: int, term: Tensor) -> Tensor:
+        terms[rank] = term.bfloat16()
+        return term
+
+    captures = sharded(reference, x, partial=kept, reduced=lambda rank, total: terms[rank])
+    (found,) = [f for f in judged(reference, captures, x).findings if f.check is Check.FUNCTION]
+    signature = found.signature
+    assert signature is not None
+    assert (signature.kind, signature.parameters) == ("missing_reduction", {"own_term": True})
+
+
+def test_a_sum_over_some_of_the_ranks_names_those_that_are_missing() -> None:
+    x, reference = hidden(), Mlp(bias=False)
+    terms: dict[int, Tensor] = {}
+
+    def kept(rank: int, term: Tensor) -> Tensor:
+        terms[rank] = term.bfloat16()
+        return term
+
+    captures = sharded(reference, x, world=4, partial=kept, reduced=lambda rank, total: terms[0] + terms[1])
+    outcome = judged(reference, captures, x)
+    assert kinds(outcome.findings) == [("function", "down", None)]
+    signature = outcome.findings[0].signature
+    assert signature is not None
+    assert (signature.kind, signature.parameters) == (
+        "missing_reduction",
+        {"missing": [2, 3], "kept": [0, 1]},
+    )
+    assert "without what ranks 2, 3 gave" in outcome.findings[0].summary
+
+
+class Experts(nn.Linear):
+    """A module whose ranks' terms are known by what they gave alone."""
+
+
+class MlpOfExperts(Mlp):
+    def __init__(self) -> None:
+        super().__init__(bias=False)
+        down = Experts(INNER, WIDTH, bias=False)
+        down.weight = self.down.weight
+        self.down = down
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.roll(1, -2), "each row is the one 1 position before it in what rank 1 gave to the sum"),
+        (lambda t: -t, "the sign flipped in what rank 1 gave to the sum"),
+        (lambda t: 0 * t, "zeros, never written or dropped in what rank 1 gave to the sum"),
+    ],
+    ids=["other tokens", "sign", "zeros"],
+)
+def test_a_wrong_term_of_any_module_is_told_by_the_others(
+    change: Callable[[Tensor], Tensor], words: str
+) -> None:
+    x, reference = hidden(16), MlpOfExperts()
+    captures = sharded(reference, x, partial=lambda rank, t: change(t) if rank == 1 else t)
+    (found,) = judged(reference, captures, x).findings
+    assert found.signature is not None
+    assert found.signature.kind == "wrong_term"
+    assert found.signature.parameters["rank"] == 1
+    assert words in found.summary
 
 
 def test_sums_kept_in_16_bits_are_explained_and_lost_terms_are_not() -> None:
@@ -440,9 +525,9 @@ def test_every_edge_has_one_judgement_whatever_it_says() -> None:
         judge=judge.judge,
         skip=judge.skip,
     )
-    assert len(judge.judgements) == 2
-    assert len(judge.findings) == 1
-    assert judge.unchecked == []
+    assert len(judge.said.judgements) == 2
+    assert len(judge.said.findings) == 1
+    assert judge.said.gaps == []
 
 
 def test_an_edge_that_can_not_show_a_small_factor_is_unobservable_with_the_reason() -> None:
@@ -457,9 +542,9 @@ def test_an_edge_that_can_not_show_a_small_factor_is_unobservable_with_the_reaso
         judge=judge.judge,
         skip=judge.skip,
     )
-    on_edge = [u for u in judge.unobservable if u.what == "factor 1.01 on its output"]
+    on_edge = [u for u in judge.said.unobservable if u.what == "factor 1.01 on its output"]
     assert [(u.module, u.propose) for u in on_edge] == [("", "16 tokens or more")]
     assert "too few are independent for the gain test" in on_edge[0].why
-    (output,) = [j for j in judge.judgements if j.smallest_gain is not None]
+    (output,) = [j for j in judge.said.judgements if j.smallest_gain is not None]
     assert output.smallest_gain == on_edge[0].smallest
     assert output.note == "too few independent elements for the gain test"

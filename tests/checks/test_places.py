@@ -88,6 +88,16 @@ def test_the_one_rank_that_holds_all_guilty_elements_is_named() -> None:
     assert single_rank(cand, at(), BOTH, 2) is None
 
 
+def test_a_rank_that_holds_several_boxes_is_told_from_one_that_holds_some_of_the_elements() -> None:
+    zigzag = tuple(
+        Part(rank=rank, box=((0, 2), tokens, (0, 8)))
+        for rank, tokens in ((0, (0, 1)), (0, (5, 6)), (1, (1, 5)))
+    )
+    cand = logical(2, 6, 8, parts=zigzag)
+    assert single_rank(cand, at((0, 0, 5), (1, 5, 7)), BOTH, 2) == 0
+    assert single_rank(cand, at((0, 0, 5), (1, 4, 7)), BOTH, 2) is None
+
+
 def test_a_replicated_element_is_no_ranks_own() -> None:
     everything = tuple(Part(rank=rank, box=((0, 2), (0, 6), (0, 8))) for rank in (0, 1))
     assert single_rank(logical(2, 6, 8, parts=everything), at((0, 0, 5)), BOTH, 2) is None

@@ -89,7 +89,7 @@ def judged(replays: Measured, cand: Tensor) -> EdgeJudge:
 
 
 def verdict_of(replays: Measured, cand: Tensor) -> Verdict:
-    (judgement,) = judged(replays, cand).judgements
+    (judgement,) = judged(replays, cand).said.judgements
     return judgement.verdict
 
 
@@ -127,10 +127,10 @@ def test_clear_cases_are_not_measured_again(cand: Tensor) -> None:
 
 def test_an_element_that_far_runs_reach_is_aligned_and_said_to_be_undecided() -> None:
     judge = judged(Measured(few=1e-5, many=1e-5, far=0.6), with_one_off(0.5))
-    (judgement,) = judge.judgements
+    (judgement,) = judge.said.judgements
     assert judgement.verdict is Verdict.ALIGNED
     assert "1 elements are decided by rounding alone" in judgement.note
-    assert "a fault in 1 of 512 elements of its output" in [x.what for x in judge.unobservable]
+    assert "a fault in 1 of 512 elements of its output" in [x.what for x in judge.said.unobservable]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from tests.checks.build import check, feed, traced
 from validator.align.traces import View
-from validator.checks import edges
-from validator.checks.edges import EdgeJudge, Policy
+from validator.checks import explaining
+from validator.checks.edges import EdgeJudge
 from validator.checks.findings import Outcome, Verdict
 from validator.checks.judge import Band, Bench, judge_edge
+from validator.checks.policy import Policy
 from validator.checks.resolution import Explanation, Resolution, rough_explanation
 from validator.checks.walk import walk
 from validator.numerics.formats import FORMATS, format_of
@@ -94,15 +95,15 @@ def judged(
             calls.append(figures)
             super().__init__(**figures)
 
-    monkeypatch.setattr(edges, "Resolution", Recorded)
+    monkeypatch.setattr(explaining, "Resolution", Recorded)
     inputs = given(kind, dtype)
     reference, candidate = kind(), kind().to(dtype)
     view = View(ranks=(0,))
     trace = traced(reference, candidate, inputs)
     judge = EdgeJudge(trace=trace, view=view, policy=Policy(allowed=(FUSED, EAGER)), bench=BENCH)
     walk(reference=reference, trace=trace, view=view, run=feed(inputs), judge=judge.judge, skip=judge.skip)
-    assert not judge.findings
-    assert not judge.gaps
+    assert not judge.said.findings
+    assert not judge.said.gaps
     (figures,) = calls
     # A kernel that sums in another order rounds a few elements otherwise.
     alike = candidate.before.to(dtype) == figures["cand"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from validator.checks.signatures import edge_signature, parameter_signature
+from validator.checks.signatures import Subject, edge_signature, parameter_signature
 from validator.numerics.formats import FORMATS
 from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
@@ -24,7 +24,7 @@ def named(
 ) -> tuple[str, dict[str, Any]] | None:
     """Return the kind of fault and its parameters for a candidate that is rounded to bfloat16."""
     spacing = ulp(exact, BF16)
-    found = edge_signature(
+    subject = Subject(
         exact=exact,
         cand=round_nearest(cand, BF16),
         allowed=spacing * 0.6,
@@ -32,6 +32,7 @@ def named(
         judged=torch.ones(exact.shape, dtype=torch.bool) if judged is None else judged,
         **options,
     )
+    found = edge_signature(subject)
     if found is None:
         return None
     assert found.residual_ulp is not None
@@ -178,8 +179,11 @@ def test_the_values_of_another_parameter() -> None:
 
 
 def test_rows_and_columns_in_another_order() -> None:
-    assert parameter(weight().roll(8, 0)) == ("permutation", {"dim": 0, "blocks": 2, "block_size": 8})
-    assert parameter(weight().roll(16, 1)) == ("permutation", {"dim": 1, "blocks": 2, "block_size": 16})
+    swapped = {"is": "the second half first (up, then gate)", "should_be": "halves (gate, then up)"}
+    found = parameter(weight().roll(8, 0))
+    assert found == ("permutation", {"dim": 0, "blocks": 2, "block_size": 8} | swapped)
+    found = parameter(weight().roll(16, 1))
+    assert found == ("permutation", {"dim": 1, "blocks": 2, "block_size": 16} | swapped)
     found = parameter(weight().flip(0))
     assert found == ("permutation", {"dim": 0, "blocks": 16, "block_size": 1})
 

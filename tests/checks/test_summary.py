@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from validator.checks.findings import Arm, Check, Evidence, Signature
-from validator.checks.summary import signature_words, summarise
+from validator.checks.signatures import signature_words
+from validator.checks.summary import summarise
 from validator.numerics.recipes import EAGER
 
 EVIDENCE = Evidence(outside=30, elements=2048, max_over_band=4.4, gain=0.0125, z=17.2)

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from validator.align.traces import Edge, LogicalTensor, Trace, TraceCall, View
-from validator.checks.edges import EdgeJudge, Policy
+from validator.checks.edges import EdgeJudge
 from validator.checks.engine import policy_of
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
 from validator.checks.judge import Bench
+from validator.checks.policy import Policy
 from validator.checks.views import merge_views, mixed_outputs
 
 VIEWS = (View(ranks=(0,)), View(ranks=(1,)))
@@ -46,7 +47,7 @@ def _judges(trace: Trace, *guilty: list[int] | None) -> list[EdgeJudge]:
         policy: Policy = policy_of(None)
         judge = EdgeJudge(trace=trace, view=view, policy=policy, bench=Bench(elements=8))
         if indices is not None:
-            judge.guilty["lm_head", 0, ""] = torch.tensor(indices)
+            judge.said.guilty["lm_head", 0, ""] = torch.tensor(indices)
         judges.append(judge)
     return judges
 

@@ -1,8 +1,10 @@
 """Every report of the collection of real faults is recreated, or left out for a reason."""
 
+from importlib import import_module
+
 import pytest
 
-from tests.planted.left_out import LEFT_OUT
+from tests.planted.left_out import IN_REAL_RUNS, LEFT_OUT
 from validator.faults import registry
 
 RECREATED = {report for fault in registry().values() for report in fault.zoo}
@@ -116,8 +118,15 @@ FURTHER = (
 
 @pytest.mark.parametrize("report", FIRST + FURTHER)
 def test_a_report_is_recreated_or_left_out_for_a_reason(report: str) -> None:
-    assert (report in RECREATED) != bool(LEFT_OUT.get(report))
+    places = [report in RECREATED, report in IN_REAL_RUNS, bool(LEFT_OUT.get(report))]
+    assert sum(places) == 1
+
+
+@pytest.mark.parametrize("place", IN_REAL_RUNS.values())
+def test_what_plants_a_report_in_real_runs_is_there(place: str) -> None:
+    module, _, name = place.partition(":")
+    assert callable(getattr(import_module(module), name))
 
 
 def test_nothing_is_recreated_or_left_out_that_is_not_in_the_collection() -> None:
-    assert RECREATED | set(LEFT_OUT) == set(FIRST + FURTHER)
+    assert RECREATED | set(IN_REAL_RUNS) | set(LEFT_OUT) == set(FIRST + FURTHER)

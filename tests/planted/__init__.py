@@ -51,16 +51,5 @@ FAULTS = tuple(fault for faults in KINDS.values() for fault in faults)
 
 
 def expected(*, tp: int) -> list[Any]:
-    """Return the faults of candidates on so many ranks as arguments of a test.
-
-    One that the tool does not name yet as it must is expected to fail, so that the day it does is noticed.
-    """
-    return [
-        pytest.param(
-            fault,
-            id=fault.fault,
-            marks=[pytest.mark.xfail(reason=fault.pending, strict=True)] if fault.pending else [],
-        )
-        for fault in FAULTS
-        if fault.tp == tp
-    ]
+    """Return the faults of candidates on so many ranks as arguments of a test."""
+    return [pytest.param(fault, id=fault.fault) for fault in FAULTS if fault.tp == tp]

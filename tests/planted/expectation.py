@@ -48,7 +48,6 @@ class Expectation:
         biases: whether the projections must have biases.
         experts: implementation of both sides' experts.
         tp: ranks of the candidate.
-        pending: why the tool does not say yet what it must, or "".
     """
 
     fault: str
@@ -63,7 +62,6 @@ class Expectation:
     biases: bool = False
     experts: str = "eager"
     tp: int = 1
-    pending: str = ""
 
     @property
     def has_layer(self) -> bool:

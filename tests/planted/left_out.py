@@ -1,11 +1,16 @@
-"""Reports of the collection of real faults that no planted fault recreates, each with the reason."""
+"""Reports of the collection of real faults that no fault of the registry recreates, with where or why."""
 
-__all__ = ["LEFT_OUT"]
+__all__ = ["IN_REAL_RUNS", "LEFT_OUT"]
+
+IN_REAL_RUNS = {
+    "sp-shared-expert-chunk": "tests.parallel.ports_sequences:not_gathered",
+    "moe-ep-combine-ids": "tests.parallel.spoils:choices_of_neighbours",
+}
+"""What plants them in a port that is split over ranks in its own way, as `module:function`, by id."""
 
 _BACKWARD = "the forward pass is exact: the fault is in the gradients, and a run here has none"
 _STEPS = "it takes several forward passes, and a run here is one"
 _NOT_THE_MODEL = "the model's own numbers are right: what is made of them afterwards is not"
-_SPLIT = "it takes a model that is split over ranks in a way that none of the small ports is"
 _MEMORY = "memory grows from request to request; no number of the model is wrong"
 
 LEFT_OUT = {
@@ -22,11 +27,9 @@ LEFT_OUT = {
     "pp-mtp-embedding-replica": _BACKWARD,
     "cp-attn-grad": _BACKWARD,
     "cp-loss-scale": _BACKWARD,
-    "sp-shared-expert-chunk": _SPLIT,
-    "pp-vpp-offset": _SPLIT,
-    "cp-mrope-seqdim": _SPLIT,
-    "moe-ep-combine-ids": _SPLIT,
-    "kv-tp-dup-transfer": _SPLIT,
+    "pp-vpp-offset": "of what a layer computes, its window alone depends on its number: attn-no-window",
+    "cp-mrope-seqdim": "it takes multimodal inputs whose tokens are dealt to ranks, and no port has any",
+    "kv-tp-dup-transfer": "it takes a cache that moves from one process to another, and none does here",
     "kv-stale-hash": _STEPS,
     "uninit-first-inference": _STEPS,
     "tp-nonrepro": _STEPS,

@@ -33,6 +33,14 @@ FAULTS = (
         tp=2,
     ),
     Expectation(
+        fault="tp-not-reduced",
+        guilty=(GuiltyEdge(module=f"{MLP}.down_proj"),),
+        checks=(Check.FUNCTION,),
+        signature="missing_reduction",
+        families=DENSE,
+        tp=2,
+    ),
+    Expectation(
         fault="norm-eps:eps=1e-5,rank=1",
         guilty=(GuiltyEdge(module=NORM),),
         checks=(Check.FUNCTION,),

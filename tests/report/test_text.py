@@ -44,7 +44,7 @@ model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before
   outside     30 of 2048 elements (1.5%), all in tokens 0-3, 9; channel 40
   worst       [1, 9, 40]: oracle 0.81640625, candidate 0.83203125, 4.0 ulp; the
               band allows 0.90
-  looks like  factor 1.02 (residual 0.40 ulp after it)
+  looks like  a factor of 1.02 (residual 0.40 ulp after it)
   next        validator check port.py --nproc 2 --include \\
               'model.layers.2.mlp.down_proj*' --keep run
 
@@ -67,7 +67,7 @@ model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before i
   candidate   tp2/  bfloat16, 2 ranks (tp=2), seen on rank 1
   outside     30 of 2048 elements (1.5%), all in tokens 0-3, 9; channel 40
   worst       [1, 9, 40]: oracle 0.81640625, candidate 0.83203125, 4.0 ulp; the band allows 0.90
-  looks like  factor 1.02 (residual 0.40 ulp after it)
+  looks like  a factor of 1.02 (residual 0.40 ulp after it)
   next        validator check port.py --nproc 2 --include 'model.layers.2.mlp.down_proj*' --keep run
 
 1 further finding

@@ -6,6 +6,7 @@ import pytest
 
 from validator.capturing.records import Mesh, Placement, TensorMeta
 from validator.errors import LayoutError
+from validator.sharding.layout import Declared, parse_layout
 from validator.sharding.placements import disagreeing, place
 
 TP2 = Mesh(axes=("tp",), shape=(2,), ranks=(0, 1))
@@ -89,22 +90,43 @@ def test_groups_with_a_mesh_each_hold_copies() -> None:
     assert place(recorded, shape=(4,)).copies == ((0, 2), (1, 3))
 
 
+def declared(text: str) -> Declared:
+    found = parse_layout(text).of("output")
+    assert found is not None
+    return found
+
+
 def test_a_declared_partial_is_a_sum() -> None:
-    plan = place(metas((4,), (4,)), shape=(4,), declared=Placement(kind="partial", reduce="sum"))
+    plan = place(metas((4,), (4,)), shape=(4,), declared=declared("h +tp"))
     assert plan.reduce == "sum"
 
 
 def test_a_declared_shard_leaves_whole_tensors_alone() -> None:
-    assert place(metas((4,), (4,)), shape=(4,), declared=Placement(kind="shard", dim=0)).copies == ((0, 1),)
+    assert place(metas((4,), (4,)), shape=(4,), declared=declared("h[tp]")).copies == ((0, 1),)
+    assert place(metas((3,), (3,)), shape=(3,), declared=declared("(a|b)[tp]")).copies == ((0, 1),)
+
+
+def test_a_declared_order_of_whole_tensors_is_taken() -> None:
+    (holding, _) = place(metas((4,), (4,)), shape=(4,), declared=declared("(gate|up):1,0")).holdings
+    assert [run.logical for run in holding.dims[0]] == [range(2, 4), range(2)]
 
 
 def test_a_declared_shard_must_fit() -> None:
-    with pytest.raises(LayoutError, match=r"which the declared shard\(1\) does not explain"):
-        place(metas((2, 4), (2, 4)), shape=(4, 4), declared=Placement(kind="shard", dim=1))
+    with pytest.raises(LayoutError) as caught:
+        place(metas((2, 4), (2, 4)), shape=(4, 4), declared=declared("b h[tp]"))
+    assert str(caught.value) == (
+        "rank 0 [2, 4], rank 1 [2, 4] against the reference's [4, 4], which the declared 'b h[tp]' does not "
+        "explain: it gives rank 0 [4, 2], rank 1 [4, 2]"
+    )
 
 
 def test_a_declared_shard_that_fits_is_taken() -> None:
-    plan = place(metas((2, 4), (2, 4)), shape=(4, 4), declared=Placement(kind="shard", dim=-2))
+    plan = place(metas((2, 4), (2, 4)), shape=(4, 4), declared=declared("b[tp] h"))
+    assert plan.shard_of(1) == ((2, 4), (0, 4))
+
+
+def test_a_layout_of_other_dims_says_nothing() -> None:
+    plan = place(metas((2, 4), (2, 4)), shape=(4, 4), declared=declared("b s h[tp]"))
     assert plan.shard_of(1) == ((2, 4), (0, 4))
 
 

@@ -12,7 +12,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from validator.capturing.records import Mesh, Placement
 from validator.errors import LayoutError
-from validator.sharding.plan import Holding, Part, Plan, Segment, plan_placements, plan_split, plan_sum
+from validator.sharding.plan import Holding, Part, Plan, plan_placements, plan_split, plan_sum
+from validator.sharding.runs import Run
 
 SHARD_0 = Placement(kind="shard", dim=0)
 REPLICATE = Placement(kind="replicate")
@@ -27,8 +28,7 @@ def mesh(*shape: int) -> Mesh:
 def rows_held(plan: Plan, rank: int) -> list[int]:
     """Indices along dim 0 that a rank holds, in its own order."""
     (holding,) = (h for h in plan.holdings if h.rank == rank)
-    segments = sorted(holding.segments, key=lambda s: s.local[0])
-    return [row for segment in segments for row in range(*segment.logical[0])]
+    return [row for run in sorted(holding.dims[0], key=lambda r: r.local[0]) for row in run.logical]
 
 
 @given(st.integers(0, 40), st.integers(1, 7))
@@ -100,13 +100,27 @@ def test_a_missing_rank_is_said_with_what_is_there() -> None:
         plan_placements((4,), placements=[SHARD_0], mesh=mesh(2), ranks=(0,))
 
 
-def test_overlapping_parts_do_not_add_up() -> None:
-    def holding(rank: int, start: int, stop: int) -> Holding:
-        segment = Segment(local=((0, stop - start),), logical=((start, stop),))
-        return Holding(rank=rank, shape=(stop - start,), segments=(segment,))
+def holding_of(rank: int, *intervals: tuple[int, int]) -> Holding:
+    runs = [(Run(local=range(stop - start), logical=range(start, stop)),) for start, stop in intervals]
+    return Holding(rank=rank, shape=tuple(stop - start for start, stop in intervals), dims=tuple(runs))
 
+
+def test_what_several_ranks_hold_counts_once() -> None:
+    plan = Plan(shape=(4,), holdings=(holding_of(0, (0, 3)), holding_of(1, (2, 4))))
+    assert plan.copies == ((0,), (1,))
+    with pytest.raises(LayoutError, match=r"ranks \[0, 1\] hold 3 of the 4 elements"):
+        # As many as the tensor has, but two of them twice.
+        Plan(shape=(4,), holdings=(holding_of(0, (0, 2)), holding_of(1, (1, 3))))
+
+
+def test_a_hole_between_boxes_in_two_dims_is_found() -> None:
+    with pytest.raises(LayoutError, match="hold 4 of the 6 elements"):
+        Plan(shape=(2, 3), holdings=(holding_of(0, (0, 1), (0, 2)), holding_of(1, (1, 2), (1, 3))))
+
+
+def test_parts_beyond_the_tensor_do_not_add_up() -> None:
     with pytest.raises(LayoutError, match="hold 5 of the 4 elements"):
-        Plan(shape=(4,), holdings=(holding(0, 0, 3), holding(1, 2, 4)))
+        plan_split((4,), dim=0, sizes={0: 3, 1: 2})
 
 
 def test_a_dim_out_of_range_is_an_error() -> None:

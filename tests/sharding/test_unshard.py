@@ -8,18 +8,12 @@ from hypothesis import strategies as st
 from validator.capturing.records import Mesh, Placement
 from validator.errors import LayoutError
 from validator.sharding.plan import Plan, plan_copies, plan_placements, plan_split, plan_sum
-from validator.sharding.unshard import unshard
+from validator.sharding.unshard import shard, unshard
 
 
 def locals_of(plan: Plan, whole: torch.Tensor) -> dict[int, torch.Tensor]:
     """Cut a tensor as the plan says."""
-    parts = {}
-    for holding in plan.holdings:
-        parts[holding.rank] = whole.new_empty(holding.shape)
-        for segment in holding.segments:
-            source = whole[tuple(slice(*s) for s in segment.logical)]
-            parts[holding.rank][tuple(slice(*s) for s in segment.local)] = source
-    return parts
+    return {holding.rank: shard(plan, whole, holding.rank) for holding in plan.holdings}
 
 
 placements = st.one_of(

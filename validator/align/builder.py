@@ -1,19 +1,32 @@
 """Build the trace: the candidate's run, on however many ranks, in the reference's names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from validator.align.calls import MatchedCall, match_calls
 from validator.align.dims import RootSizes, dims_of, root_sizes
+from validator.align.dry_runs import leave_out_dry_runs
 from validator.align.edges import DimsOf, JoinedEdge, JoinedSide, find_views, is_mask, join_side
+from validator.align.expert_ranks import number_experts
+from validator.align.late_sums import mark_terms, move_late_sums
+from validator.align.layer_numbers import number_layers
+from validator.align.microbatches import join_microbatches
 from validator.align.names import map_modules
+from validator.align.naming import name_captures
 from validator.align.parameters import join_parameters
-from validator.align.partials import SumsByCall, find_partials, sums_by_call
+from validator.align.partials import find_partials, returned_inside, sums_by_call
+from validator.align.patterns import Patterns
+from validator.align.residuals import join_residuals
+from validator.align.scattered_sums import whole_terms
+from validator.align.stages import join_stages
+from validator.align.tokens import UnknownOrderError, find_token_order
 from validator.align.traces import Trace, TraceCall
 from validator.capturing.records import RankCapture, TensorRef
 from validator.errors import LayoutError, MismatchError
+from validator.sharding.inference import Habits
 from validator.sharding.layout import Layout, resolve_layouts
+from validator.sharding.meshes import declared_mesh, recorded_mesh
 
 __all__ = ["build_trace"]
 
@@ -24,16 +37,19 @@ def build_trace(
     ref: RankCapture,
     names: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
+    mesh: Mapping[str, int] | None = None,
     expands_batch: bool = True,
 ) -> Trace:
     """Put a candidate's capture into the reference's names and shapes.
 
     Args:
         cand: every rank's capture.
-        ref: a capture of the reference on the same inputs, on one rank. Only its structure is used:
-            which modules ran inside which, how often, and the shapes at their edges.
-        names: candidate fqn pattern to reference fqn pattern; see `align.names`.
-        layout: candidate fqn pattern to placements; see `sharding.layout`.
+        ref: a capture of the reference on the same inputs, on one rank. What is used is its structure: which
+            modules ran inside which, how often, and the shapes at their edges; and its values where shapes
+            leave open how a candidate's tensor is split.
+        names: candidate fqn pattern to reference fqn pattern; see `align.patterns`.
+        layout: candidate fqn pattern to a line; see `sharding.layout`.
+        mesh: sizes of the axes on which the ranks stand, row-major; by default those of the DTensors.
         expands_batch: see `join_side`. Inputs and outputs of the model itself are of one shape anyway.
 
     Returns:
@@ -41,32 +57,71 @@ def build_trace(
 
     Raises:
         MismatchError: the models share no module name, or differ in vocabulary, parameters or size of inputs.
-        LayoutError: `layout` can't be read, or names no module.
+        LayoutError: `layout` can't be read, or names no module; or `mesh` is of another number of ranks.
     """
-    ours = list(dict.fromkeys(name for capture in cand for name in _fired(capture)))
+    cand = move_late_sums(whole_terms(cand))
+    sizes = _root_sizes(ref)
+    batch = None if sizes is None else sizes.batch
+    cand = leave_out_dry_runs(cand, ref=ref, batch=batch)
     theirs = _fired(ref)
-    rename, modules = map_modules(cand=ours, ref=theirs, patterns=names or {})
-    _require_used(
-        names or {}, rename.unused(name for c in cand for name in (*ours, *c.modules, *c.parameters))
+    ours = list(dict.fromkeys(name for capture in cand for name in _fired(capture)))
+    patterns = Patterns(names or {})
+    local = map_modules(
+        cand=list(dict.fromkeys(name for c in cand for name in c.modules)), ref=ref.modules, patterns=patterns
     )
-    layouts = resolve_layouts(layout or {}, ours)
-    parameters = join_parameters(cand=cand, ref=ref, rename=rename)
+    numbered = number_layers(cand=cand, ref=ref, rename=local.get)
+    cand = numbered.captures
+    ours = list(dict.fromkeys(name for capture in cand for name in _fired(capture)))
+    _require_used(
+        names or {}, patterns.unused(name for c in cand for name in (*ours, *c.modules, *c.parameters))
+    )
+    ranks = [capture.rank for capture in cand]
+    declared = declared_mesh(mesh, ranks=ranks) if mesh else None
+    layouts = resolve_layouts(
+        layout or {},
+        modules=ours,
+        parameters={name for capture in cand for name in capture.parameters},
+        mesh=declared or recorded_mesh(cand),
+    )
+    habits = Habits(mesh=declared.shape if declared else None)
+    named = name_captures(cand=cand, ref=ref, patterns=patterns, layouts=layouts)
+    modules = named.modules
+    cand = join_residuals(cand=named.captures, ref=ref, modules=modules)
+    cand = join_stages(cand=cand, ref=ref, modules=modules)
+    cand = join_microbatches(cand=cand, ref=ref, modules=modules, batch=batch)
+    parameters = join_parameters(cand=cand, ref=ref, rename=named.rename, habits=habits, layouts=layouts)
+    cand = mark_terms(number_experts(cand, parameters.edges), ref)
     matched = match_calls(cand=cand, ref=ref, modules=modules)
-    problems = [*parameters.problems, *matched.problems]
-    joiner = _CallJoiner(ref, layouts, sums_by_call(cand), problems, expands_batch=expands_batch)
+    try:
+        habits.tokens = find_token_order(matched.calls, sizes)
+    except UnknownOrderError:
+        if not layouts:
+            raise
+
+    def own(name: str, rank: int) -> str:
+        return numbered.own(named.own(name), rank)
+
+    problems = [*named.problems, *parameters.problems, *matched.problems]
+    joiner = _CallJoiner(
+        ref, own, layouts, cand, problems, habits, expands_batch=expands_batch
+    )
     joined_calls = [joiner.join(call) for call in matched.calls]
     calls = {(call.module, call.n): call for call in joined_calls if call is not None}
     shared = set(modules.values())
     return Trace(
         calls=calls,
         parameters={name: joined.edge for name, joined in parameters.edges.items()},
-        candidate_parameters=parameters.candidate_names,
+        candidate_parameters={
+            new: own(name, min(parameters.edges[new].metas))
+            for new, name in parameters.candidate_names.items()
+        },
         views=find_views((c.rank for c in cand), [*parameters.edges.values(), *joiner.edges]),
         world_size=len(cand),
         problems=tuple(problems),
         missing_outputs=tuple(dict.fromkeys(joiner.missing_outputs)),
         unmatched_reference=tuple(name for name in theirs if name not in shared),
-        unmatched_candidate=tuple(name for name in ours if name not in modules),
+        unmatched_candidate=tuple(dict.fromkeys(n for c in cand for n in _fired(c) if n not in modules)),
+        found_names=named.found,
         unmatched_parameters=parameters.unmatched,
         missing_parameters=parameters.missing,
     )
@@ -83,9 +138,11 @@ class _CallJoiner:
     def __init__(
         self,
         ref: RankCapture,
+        own: Callable[[str, int], str],
         layouts: Mapping[str, Layout],
-        sums: SumsByCall,
+        cand: Sequence[RankCapture],
         problems: list[tuple[str, str]],
+        habits: Habits,
         *,
         expands_batch: bool,
     ) -> None:
@@ -93,9 +150,12 @@ class _CallJoiner:
         self.missing_outputs: list[tuple[str, str]] = []
         self._left_out: dict[_Key, _Key | None] = {}  # with the call that encloses it
         self._ref = ref
+        self._own = own
         self._layouts = layouts
-        self._sums = sums
+        self._sums = sums_by_call(cand)
+        self._returned = returned_inside(cand, self._sums)
         self._problems = problems
+        self._habits = habits
         self._expands_batch = expands_batch
         self._sizes = _root_sizes(ref)
 
@@ -103,8 +163,8 @@ class _CallJoiner:
         """Join all that is at the edges of one call.
 
         Returns:
-            None for a call whose inputs mean something else on each side, or whose outputs have other shapes
-            (of tokens that chose otherwise, say): its code is part of its caller's.
+            None for a call whose inputs mean something else on each side or can't be joined, or whose outputs
+            have other shapes (of tokens that chose otherwise, say): its code is part of its caller's.
 
         Raises:
             MismatchError: it is the model's own call, and its inputs or vocabulary differ in size.
@@ -120,24 +180,29 @@ class _CallJoiner:
             cand={rank: ours.inputs for rank, ours in call.cand.items()},
             ref=ref.inputs,
             dims_of=dims,
-            declared=layout.input,
+            declared=partial(layout.of, "input"),
             expands_batch=expands_batch,
+            name=f"{ref.module} input",
+            habits=self._habits,
         )
         outputs = join_side(
             cand={rank: ours.outputs for rank, ours in call.cand.items()},
             ref=ref.outputs,
             dims_of=dims,
-            declared=layout.output,
+            declared=partial(layout.of, "output"),
             expands_batch=expands_batch,
+            name=f"{ref.module} output",
+            habits=self._habits,
         )
         if ref.parent is None:
             _require_same_run(inputs.problems, outputs.problems)
-        if why := _unlike(inputs):
+        if why := _unlike(inputs) or _unlike_choices(inputs):
             self._problems.append((ref.module, why))
             if ref.parent is not None:
                 self._left_out[ref.module, ref.n] = parent
                 return None
-        is_left_out = bool(outputs.problems) and not outputs.edges and ref.parent is not None
+        lacks = _lacks_inputs(inputs, ref.inputs) or (outputs.problems and not outputs.edges)
+        is_left_out = bool(lacks) and ref.parent is not None
         for side, bad in (("input", inputs.problems), ("output", outputs.problems)):
             for path, why in bad.items():
                 place = " ".join(filter(None, (side, path)))
@@ -151,14 +216,20 @@ class _CallJoiner:
             self._problems.append((ref.module, f"{name}: the candidate has no such output"))
             self.missing_outputs.append((ref.module, path))
         try:
-            partials = find_partials(calls=call.cand, sums=self._sums, inputs=inputs.edges)
+            partials = find_partials(
+                calls=call.cand,
+                sums=self._sums,
+                inputs=inputs.edges,
+                outputs=outputs.edges,
+                returned={rank: self._returned.get((rank, ours.id), ()) for rank, ours in call.cand.items()},
+            )
         except LayoutError as error:
             partials = ()
             self._problems.append((ref.module, str(error)))
         self.edges += [*inputs.edges.values(), *outputs.edges.values()]
         return TraceCall(
             module=ref.module,
-            candidate_module=first.module,
+            candidate_module=self._own(first.module, min(call.cand)),
             n=ref.n,
             parent=parent,
             order=ref.start,
@@ -178,6 +249,11 @@ class _CallJoiner:
         return lambda shape, path: of_module(shape, path=path)
 
 
+def _lacks_inputs(inputs: JoinedSide, theirs: Mapping[str, Any]) -> bool:
+    """Tell whether floating inputs could not be joined: the code can't be run on what it was given."""
+    return any("float" in theirs[path].meta.dtype and not is_mask(path) for path in inputs.problems)
+
+
 def _unlike(inputs: JoinedSide) -> str | None:
     """Say which inputs have no counterpart, or return None. Masks need none: kernels have their own."""
     names = [[path for path in paths if not is_mask(path)] for paths in inputs.unpaired]
@@ -185,6 +261,14 @@ def _unlike(inputs: JoinedSide) -> str | None:
         return None
     theirs, ours = (", ".join(paths) if paths else "none" for paths in names)
     return f"inputs without a counterpart: {theirs} of the reference, {ours} of the candidate; {_THROUGH}"
+
+
+def _unlike_choices(inputs: JoinedSide) -> str | None:
+    """Say which integers are other ones on each rank, or return None: numbers of its own experts, say."""
+    for path, joined in inputs.edges.items():
+        if joined.edge.disagreeing and "int" in joined.edge.dtype:
+            return f"{path} is another on each rank; {_THROUGH}"
+    return None
 
 
 def _fired(capture: RankCapture) -> list[str]:

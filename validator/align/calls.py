@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from validator.capturing.records import Call, RankCapture
 
-__all__ = ["MatchedCall", "MatchedCalls", "match_calls"]
+__all__ = ["Children", "MatchedCall", "MatchedCalls", "children_of", "match_calls"]
 
-_Children = dict[int | None, dict[str, list[Call]]]
+Children = dict[int | None, dict[str, list[Call]]]
+"""Calls by the id of the call that encloses them (None for outermost ones) and by module, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ def match_calls(*, cand: Sequence[RankCapture], ref: RankCapture, modules: Mappi
         The pairs. A module that the two sides call a different number of times inside one parent is left out,
         with all below it: its parent has to be judged through it.
     """
-    ref_children = _children(ref.calls, {name: name for name in modules.values()})
-    cand_children = {capture.rank: _children(capture.calls, modules) for capture in cand}
+    ref_children = children_of(ref.calls, {name: name for name in modules.values()})
+    cand_children = {capture.rank: children_of(capture.calls, modules) for capture in cand}
     problems: dict[str, str] = {}
     for _ in _walk(ref_children, cand_children, problems):
         pass
@@ -55,7 +56,7 @@ def match_calls(*, cand: Sequence[RankCapture], ref: RankCapture, modules: Mappi
 
 
 def _walk(
-    ref_children: _Children, cand_children: Mapping[int, _Children], problems: dict[str, str]
+    ref_children: Children, cand_children: Mapping[int, Children], problems: dict[str, str]
 ) -> Iterator[MatchedCall]:
     skipped = set(problems)
     stack: list[tuple[Call | None, dict[int, int | None]]] = [(None, dict.fromkeys(cand_children))]
@@ -79,10 +80,10 @@ def _walk(
                 stack.append((ref_call, {rank: call.id for rank, call in calls.items()}))
 
 
-def _children(calls: Sequence[Call], names: Mapping[str, str]) -> _Children:
+def children_of(calls: Sequence[Call], names: Mapping[str, str]) -> Children:
     """Group the calls of known modules by nearest known caller, then by the reference's name, in order."""
     by_id = {call.id: call for call in calls}
-    children: _Children = {}
+    children: Children = {}
     for call in sorted(calls, key=lambda call: call.start):
         if call.module not in names:
             continue

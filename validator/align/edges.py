@@ -1,15 +1,17 @@
 """Edges: the ranks' tensors at one place, joined into one logical tensor that is read when asked."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from validator.align.traces import Edge, LogicalTensor, View
-from validator.capturing.records import Placement, TensorMeta, TensorRef
+from validator.capturing.records import TensorMeta, TensorRef
 from validator.errors import LayoutError
+from validator.sharding.inference import Evidence, Habits, role_of
+from validator.sharding.layout import Declared
 from validator.sharding.placements import disagreeing, odd_one_out, place
 from validator.sharding.plan import Plan
 from validator.sharding.stream import can_stream, stream
@@ -22,11 +24,12 @@ DimsOf = Callable[[Sequence[int], str], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedEdge:
-    """An edge, with the plan behind it and what each rank's tensor is."""
+    """An edge, with the plan behind it, and each rank's tensor with what it is."""
 
     edge: Edge
     plan: Plan
     metas: Mapping[int, TensorMeta]
+    refs: Mapping[int, TensorRef] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +53,36 @@ def join(
     path: str,
     shape: Sequence[int],
     dims_of: DimsOf,
-    declared: Placement | None = None,
+    declared: Declared | None = None,
+    ref: TensorRef | None = None,
+    name: str = "",
+    habits: Habits | None = None,
 ) -> JoinedEdge:
     """Join the ranks' tensors into the reference's tensor of `shape`.
 
+    Args:
+        refs: the ranks' tensors.
+        path: of the edge.
+        shape: of the logical tensor.
+        dims_of: meaning of the dims of a shape at a path.
+        declared: the target's `layout`.
+        ref: the reference's tensor, whose values may tell how the ranks' are split.
+        name: of the edge in the whole model, for `habits`.
+        habits: what was found of the run's other tensors, or None where shapes alone must tell.
+
     Raises:
-        LayoutError: they make up no such tensor.
+        LayoutError: they make up no such tensor, or do so in several ways.
     """
     metas = {rank: refs[rank].meta for rank in sorted(refs)}
     dtypes = {rank: meta.dtype for rank, meta in metas.items()}
     if len(set(dtypes.values())) > 1:
         raise LayoutError(", ".join(f"rank {rank} is {dtype}" for rank, dtype in dtypes.items()))
-    plan = place(metas, shape=shape, declared=declared)
+    evidence = None
+    if habits is not None:
+        is_comparable = ref is not None and ref.meta.shape == tuple(shape)
+        known = ref if is_comparable else None
+        evidence = Evidence(tensors=refs, ref=known, role=role_of(name), habits=habits)
+    plan = place(metas, shape=shape, declared=declared, evidence=evidence)
     dims = dims_of(plan.shape, path)
     differing = disagreeing(plan, metas)
     has_copies_only = len(plan.copies) == 1 and not differing
@@ -77,7 +98,7 @@ def join(
         dims=dims,
         checksum=metas[min(metas)].checksum if has_copies_only else None,
     )
-    return JoinedEdge(edge=edge, plan=plan, metas=metas)
+    return JoinedEdge(edge=edge, plan=plan, metas=metas, refs=refs)
 
 
 def join_side(
@@ -85,8 +106,10 @@ def join_side(
     cand: Mapping[int, Mapping[str, Any]],
     ref: Mapping[str, Any],
     dims_of: DimsOf,
-    declared: Placement | None = None,
+    declared: Callable[[str], Declared | None] = lambda path: None,
     expands_batch: bool = False,
+    name: str = "",
+    habits: Habits | None = None,
 ) -> JoinedSide:
     """Join all inputs, or all outputs, of one call.
 
@@ -99,9 +122,11 @@ def join_side(
         cand: each rank's values by path.
         ref: the reference's values by path.
         dims_of: meaning of the dims of a shape at a path.
-        declared: the target's `layout` for this side.
+        declared: the target's `layout` of the tensor at a path of this side.
         expands_batch: whether one side may have for each sequence what the other has once for all, such as
             positions. Such an edge has the candidate's shape.
+        name: of this side in the whole model, as of `join`.
+        habits: as of `join`.
     """
     theirs = _tensors(ref)
     ours = {rank: _tensors(values) for rank, values in cand.items()}
@@ -115,15 +140,27 @@ def join_side(
         if kinds == {_kind(theirs[path])}:
             shape = theirs[path].meta.shape
             own = next(iter(refs.values())).meta.shape
+            joined = partial(
+                join,
+                refs,
+                path=path,
+                dims_of=dims_of,
+                declared=declared(path),
+                ref=theirs[path],
+                name=f"{name} {path}",
+                habits=habits,
+            )
             try:
-                edges[path] = join(refs, path=path, shape=shape, dims_of=dims_of, declared=declared)
+                edges[path] = joined(shape=shape)
             except LayoutError:
                 if not (expands_batch and _differ_in_batch(shape, own, path, dims_of)):
                     raise
-                edges[path] = join(refs, path=path, shape=own, dims_of=dims_of, declared=declared)
+                edges[path] = joined(shape=own)
 
     if len(theirs) == 1 and all(len(tensors) == 1 for tensors in ours.values()) and len(all_ours) == 1:
         pairs = dict(zip(theirs, all_ours, strict=True))
+    elif list(all_ours) == [""] and next(iter(theirs), None) == "0":
+        pairs = {"0": ""}  # a bare tensor stands for the first of a tuple, attention weights left out
     else:
         pairs = {path: path for path in theirs if path in all_ours}
     for path, our_path in pairs.items():

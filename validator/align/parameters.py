@@ -10,7 +10,10 @@ from validator.align.traces import View
 from validator.capturing.digest import row_hashes
 from validator.capturing.records import Parameter, RankCapture
 from validator.errors import LayoutError, MismatchError
+from validator.sharding.inference import Habits, UndecidedError
+from validator.sharding.layout import Declared, Layout
 from validator.sharding.plan import Plan
+from validator.sharding.runs import Run
 
 __all__ = ["JoinedParameters", "join_parameters"]
 
@@ -30,7 +33,12 @@ class JoinedParameters:
 
 
 def join_parameters(
-    *, cand: Sequence[RankCapture], ref: RankCapture, rename: Callable[[str], str | None]
+    *,
+    cand: Sequence[RankCapture],
+    ref: RankCapture,
+    rename: Callable[[str], str | None],
+    habits: Habits | None = None,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> JoinedParameters:
     """Join every parameter and buffer that both sides have.
 
@@ -38,6 +46,8 @@ def join_parameters(
         cand: every rank's capture.
         ref: the reference's.
         rename: the reference's name of a candidate's parameter, or None.
+        habits: how the run splits its tensors, of which the parameters tell more; by default not known.
+        layouts: what the target declares, by the candidate's module.
 
     Raises:
         MismatchError: the vocabularies differ in size, or most parameters have other shapes.
@@ -49,10 +59,12 @@ def join_parameters(
     names = {new: name for name in by_name if (new := rename(name)) in ref.parameters}
     edges: dict[str, JoinedEdge] = {}
     problems: list[tuple[str, str]] = []
-    for name, theirs in ref.parameters.items():
-        if name not in names:
-            continue
-        ours = by_name[names[name]]
+    habits = habits or Habits()
+    waiting = [name for name in ref.parameters if name in names]
+    retried: set[str] = set()
+    while waiting:
+        name = waiting.pop(0)
+        theirs, ours = ref.parameters[name], by_name[names[name]]
         shape = theirs.ref.meta.shape
         try:
             joined = join(
@@ -60,10 +72,19 @@ def join_parameters(
                 path=name,
                 shape=shape,
                 dims_of=lambda shape, _: parameter_dims(shape),
+                ref=None if any(p.row_hashes for p in (theirs, *ours.values())) else theirs.ref,
+                name=name,
+                declared=_declared(names[name], layouts or {}),
+                habits=habits,
             )
             edge = replace(joined.edge, row_hashes=_row_hashes(joined.plan, ours))
             edges[name] = replace(joined, edge=edge)
         except LayoutError as error:
+            if isinstance(error, UndecidedError) and name not in retried:
+                # The same parameter of a later layer may tell.
+                retried.add(name)
+                waiting.append(name)
+                continue
             if _is_vocabulary(name, ref):
                 _require_rows(name, ours, shape)
             problems.append((name.rpartition(".")[0], f"{name}: {error}"))
@@ -82,6 +103,11 @@ def join_parameters(
         missing=_missing(lacking, cand, rename, [rename(name) or name for name in unmatched]),
         problems=tuple(problems),
     )
+
+
+def _declared(name: str, layouts: Mapping[str, Layout]) -> Declared | None:
+    module, _, leaf = name.rpartition(".")
+    return layouts.get(module, Layout()).of(leaf)
 
 
 def _missing(
@@ -121,9 +147,10 @@ def _row_hashes(plan: Plan, ours: Mapping[int, Parameter]) -> Callable[[View], t
     """Return what reads the rows' hashes; None where all values are stored or a row is not on one rank."""
     if plan.reduce is not None or all(parameter.row_hashes is None for parameter in ours.values()):
         return None
-    boxes = [segment.logical for holding in plan.holdings for segment in holding.segments]
-    is_whole = all(box == plan.whole for box in boxes)
-    if not is_whole and (len(plan.shape) < 2 or any(box[1:] != plan.whole[1:] for box in boxes)):
+    others = slice(1 if len(plan.shape) > 1 else 0, None)
+    whole = tuple((Run(local=range(size), logical=range(size)),) for size in plan.shape[others])
+    filled = [holding for holding in plan.holdings if not holding.is_empty]
+    if any(h.dims[others] != whole or h.shape[others] != plan.shape[others] for h in filled):
         return None
     return partial(_read_hashes, plan=plan, ours=ours)
 
@@ -137,8 +164,8 @@ def _read_hashes(view: View, *, plan: Plan, ours: Mapping[int, Parameter]) -> tu
         if len(plan.shape) < 2:
             rows[0] = hashes[0]
             continue
-        for segment in holding.segments:
-            rows |= dict(zip(range(*segment.logical[0]), hashes[slice(*segment.local[0])], strict=True))
+        for run in () if holding.is_empty else holding.dims[0]:
+            rows |= {row: hashes[own] for own, row in zip(run.local, run.logical, strict=True)}
     return tuple(rows[row] for row in sorted(rows))
 
 

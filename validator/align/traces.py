@@ -101,12 +101,18 @@ class PartialSum:
         order: 0 for the first collective inside this call, 1 for the second, ...
         input_boxes: per rank, the box of the call's (only) input that this rank's slice of a sharded
             contraction covers, or None where it can't be told.
+        altered: ranks that gave something else than what a module inside the call had returned, where others
+            gave just that.
+        made_of: what modules inside the call returned that are terms of a sum as well, per rank: these terms
+            are made of them.
     """
 
     op: str
     order: int
     tensors: Mapping[int, torch.Tensor]
     input_boxes: Mapping[int, tuple[tuple[int, int], ...] | None]
+    altered: tuple[int, ...] = ()
+    made_of: tuple[Mapping[int, torch.Tensor], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +182,7 @@ class Trace:
         problems: edges that could not be put together: `(module, why)`.
         missing_outputs: floating outputs that the reference has and the candidate has not: `(module, path)`.
         unmatched_reference, unmatched_candidate: modules that fired on one side alone.
+        found_names: what structure and values told of the candidate's names, as the target's `names` would.
         unmatched_parameters: names on one side alone: (of the reference, of the candidate).
         missing_parameters: those of the reference alone whose module the candidate has, captured, with
             nothing that could stand in for them.
@@ -190,5 +197,6 @@ class Trace:
     missing_outputs: tuple[tuple[str, str], ...] = ()
     unmatched_reference: tuple[str, ...] = ()
     unmatched_candidate: tuple[str, ...] = ()
+    found_names: Mapping[str, str] = field(default_factory=dict)
     unmatched_parameters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     missing_parameters: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ its earliest version; large values are compressed with bitshuffle and zstd (the 
 
 | path in a rank's file | what it is |
 |---|---|
-| `/` | attributes `format`, `format_version` (1), `rank`, `world_size`, `complete`, `failure` (why not) |
+| `/` | attributes `format`, `format_version` (1), `rank`, `world_size`, `complete`, `failure` (why not), |
+|     | and `capture_id`, which all files of a capture and its manifest share |
 | `modules` | row: fqn and class of each module |
 | `fired` | row: how often the module of that row was called; there once the capture is complete |
 | `calls` | row: module (its row), n, enclosing call or -1, start, inputs (JSON). A call's id is its row |
@@ -23,6 +24,9 @@ its earliest version; large values are compressed with bitshuffle and zstd (the 
 | `noise/FQN/inputs/PATH`, `noise/FQN/outputs/PATH` | edges: noise of the values of that path, see below |
 | `parameter_values/NAME` | an edge: the parameter's or buffer's values |
 | `manifest.json` | the manifest, where the file is the whole capture |
+
+Ranks on several hosts that share no folder write one each, with the same manifest and their own ranks' files:
+copied into one folder, in any order, they are the capture.
 
 An edge is a group, with `dtype`, `shape` and where there are any `global_shape`, `placements` and `mesh` of
 its first value as attributes, and with:

@@ -69,6 +69,8 @@ class CaptureSource:
             check_format(name, version if name != FORMAT or version is None else int(version), str(path))
             self.rank = int(attributes["rank"])
             self.world_size = int(attributes["world_size"])
+            # Captures may be older than this name.
+            self.capture_id = str(attributes.get("capture_id", ""))
             self.complete = bool(attributes["complete"])
             self.failure = bytes(attributes["failure"]).decode(errors="replace")
         self._values: dict[str, tuple[h5py.Dataset, bool]] = {}

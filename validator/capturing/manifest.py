@@ -49,6 +49,7 @@ class Manifest:
     """What holds of a whole capture.
 
     Attributes:
+        capture_id: the same in all files of a capture, and in no other's; "" in older ones.
         world_size: number of ranks that ran.
         ranks: those that were recorded, in ascending order.
         recipe: name of the recipe that the run declared.
@@ -68,8 +69,17 @@ class Manifest:
     silent: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     noise: Noise | None = None
+    capture_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    def host_of(self, rank: int) -> str | None:
+        """Return the name of the host that a rank ran on, where the metadata has it."""
+        hardware = self.run.get("hardware")
+        for described in hardware if isinstance(hardware, list) else ():
+            if isinstance(described, Mapping) and described.get("rank") == rank:
+                return str(described.get("host"))
+        return None
 
     def to_json(self) -> str:
         """Return the manifest as JSON that `from_json` reads."""
@@ -108,6 +118,7 @@ class Manifest:
                 left_out=_texts(fields["left_out"]),
                 # Captures without noise may be older than the field.
                 noise=None if fields.get("noise") is None else Noise.from_json(fields["noise"]),
+                capture_id=str(fields.get("capture_id", "")),
                 run=dict(fields["run"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -102,10 +102,18 @@ def _devices() -> list[dict[str, Any]]:
         device |= {
             "name": properties.name,
             "uuid": str(getattr(properties, "uuid", "")),
+            "pci": _pci(properties),
             "memory_bytes": properties.total_memory,
             "capability": list(torch.cuda.get_device_capability(index)),
         }
     return [device]
+
+
+def _pci(properties: Any) -> str | None:
+    """Return the bus address as `lspci` writes it, where torch knows it."""
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    domain, bus, device = parts
+    return None if None in parts else f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def _cpu_model() -> str:

@@ -100,6 +100,31 @@ class Place:
             raise CaptureError(f"{self.path}: can't be written there: {error}. Give another path.") from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
+    def leave_mark(self, mark: str) -> None:
+        """Show whoever shares this place that it is the same; a file is of one rank and has no marks."""
+        if not self.is_file:
+            try:
+                (self.partial / f".{mark}").touch()
+            except OSError as error:
+                raise CaptureError(
+                    f"{self.path}: can't be written there: {error}. Give another path."
+                ) from error
+
+    def has_mark(self, mark: str) -> bool:
+        """Say whether somebody who shares this place left a mark here."""
+        if self.is_file:
+            return False
+        with contextlib.suppress(OSError):
+            # A network file system may remember that there was no such folder, unless its parent is listed.
+            os.listdir(self.partial.parent)
+            return f".{mark}" in os.listdir(self.partial)
+        return False
+
+    def remove_mark(self, mark: str) -> None:
+        """Remove a mark that was left here."""
+        if not self.is_file:
+            (self.partial / f".{mark}").unlink(missing_ok=True)
+
     def publish(self, manifest: str) -> None:
         """Make the finished ranks' files the capture: write the manifest of a folder, and rename.
 

@@ -95,17 +95,43 @@ def _open_folder(path: Path, allow_incomplete: bool) -> Capture:
         return _incomplete(path, path, allow_incomplete)
     with damage_explained(file):
         manifest = Manifest.from_json(file.read_bytes(), str(file))
-    for rank in manifest.ranks:
+    missing = [rank for rank in manifest.ranks if not rank_path(path, rank).is_file()]
+    if missing and not allow_incomplete:
+        raise IncompleteCaptureError(_missing(path, manifest, missing))
+    present = tuple(rank for rank in manifest.ranks if rank not in missing)
+    for rank in present:
         source = CaptureSource(rank_path(path, rank))
         if not source.complete:
             return _incomplete(path, path, allow_incomplete)
+        if source.capture_id != manifest.capture_id:
+            raise CaptureError(
+                f"{source.path}: is of capture {source.capture_id[:80]!r}, where the manifest is of "
+                f"{manifest.capture_id[:80]!r}: files of several captures were mixed. Copy the folders of "
+                "one run into an empty folder."
+            )
         if (source.rank, source.world_size) != (rank, manifest.world_size):
             raise CaptureError(
                 f"{source.path}: is of rank {source.rank} of {source.world_size}, where the manifest has "
                 f"rank {rank} of {manifest.world_size}: files of several captures were mixed. "
                 "Copy the folder again."
             )
-    return Capture(path=path, manifest=manifest, ranks=manifest.ranks, complete=True)
+    return Capture(path=path, manifest=manifest, ranks=present, complete=not missing)
+
+
+def _missing(path: Path, manifest: Manifest, missing: list[int]) -> str:
+    hosts: dict[str | None, list[int]] = {}
+    for rank in missing:
+        hosts.setdefault(manifest.host_of(rank), []).append(rank)
+    lost = "; ".join(
+        f"{', '.join(f'rank{rank}.h5' for rank in ranks)}" + ("" if host is None else f" from host {host!r}")
+        for host, ranks in hosts.items()
+    )
+    one = len(missing) == 1
+    return (
+        f"{path}: rank{'' if one else 's'} {', '.join(map(str, missing))} of {manifest.world_size} "
+        f"{'is' if one else 'are'} missing. Each host writes its own ranks' files: copy {lost} "
+        "into this folder."
+    )
 
 
 def _incomplete(path: Path, partial: Path, allow: bool) -> Capture:

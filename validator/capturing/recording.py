@@ -19,6 +19,7 @@ from validator.errors import CaptureError
 from .collectives import CollectiveRecorder
 from .copies import copy_tensor
 from .hooks import Recorder
+from .hosts import claim, exchange
 from .manifest import Manifest, Proof
 from .metadata import describe_inputs, describe_rank, describe_run
 from .noise import Noise, NoiseSource
@@ -30,7 +31,7 @@ from .selection import Selection
 from .values import tensors
 from .writer import CaptureWriter
 
-__all__ = ["CaptureSummary", "Recording", "exchange"]
+__all__ = ["CaptureSummary", "Recording"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,8 @@ class Recording:
         self._limit_bytes = parameter_limit_bytes
         self._flush_interval_s = flush_interval_s
         self._rank, self._world_size = _rank_and_world_size()
+        self._leads = False
+        self._id = ""
         self._writer: CaptureWriter | None = None
         self._recorder: Recorder | None = None
         self._mode: CollectiveRecorder | None = None
@@ -118,6 +121,7 @@ class Recording:
                 file,
                 rank=self._rank,
                 world_size=self._world_size,
+                capture_id=self._id,
                 flush_interval_s=self._flush_interval_s,
             )
             self._recorder = Recorder(self._model, self._writer, self._selection)
@@ -206,25 +210,17 @@ class Recording:
             raise
 
     def _claim(self) -> None:
-        error: CaptureError | None = None
-        if self._rank == 0:
-            try:
-                self._place.claim(world_size=self._world_size)
-            except CaptureError as refused:
-                error = refused
-        names = {fqn for fqn, _ in self._model.named_modules(remove_duplicate=False)}
-        met = exchange((error and str(error), names))
-        if met[0][0] is not None:
-            raise error or CaptureError(met[0][0])
+        self._leads, self._id = claim(self._place, rank=self._rank, world_size=self._world_size)
+        names = exchange({fqn for fqn, _ in self._model.named_modules(remove_duplicate=False)})
         try:
-            self._selection.check_names(set[str]().union(*(names for _, names in met)))
+            self._selection.check_names(set[str]().union(*names))
             if not any(self._selection.keeps_rank(rank) for rank in range(self._world_size)):
                 raise CaptureError(
                     f"ranks={self._selection.ranks!r} keeps none of the {self._world_size} ranks. "
                     f"Ranks are 0 to {self._world_size - 1}."
                 )
         except CaptureError:
-            if self._rank == 0:
+            if self._leads:
                 self._place.discard()
             raise
 
@@ -264,6 +260,7 @@ class Recording:
     def _manifest(self, shares: list[_Share], recorded: list[_Share], silent: tuple[str, ...]) -> Manifest:
         meshes = frozenset[Mesh]().union(*(share.meshes for share in recorded))
         return Manifest(
+            capture_id=self._id,
             world_size=self._world_size,
             ranks=tuple(share.rank for share in recorded),
             proof=worst([share.proof for share in shares]),
@@ -289,7 +286,7 @@ class Recording:
         except CaptureError as failed:
             error = failed
         self._agree(error)
-        if self._rank == 0:
+        if self._leads:
             try:
                 self._place.publish(manifest)
             except CaptureError as failed:
@@ -304,15 +301,6 @@ class Recording:
         for rank, message in enumerate(errors):
             if message is not None:
                 raise CaptureError(f"rank {rank}: {message}")
-
-
-def exchange(value: Any) -> list[Any]:
-    """Return the values that all ranks give, by rank; where there is no process group the value alone."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _rank_and_world_size() -> tuple[int, int]:

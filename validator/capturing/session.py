@@ -8,11 +8,12 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import nn
 
+from .hosts import exchange
 from .manifest import Proof, ProofStatus
 from .noise import NoiseSource
 from .place import Place
 from .proof import RandomState, copy_outputs, judge, repeat, same_bits
-from .recording import CaptureSummary, Recording, exchange
+from .recording import CaptureSummary, Recording
 from .selection import Selection
 
 __all__ = [

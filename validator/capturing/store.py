@@ -51,16 +51,17 @@ class CaptureFile:
         path: the file; what it held is replaced.
         rank: this rank.
         world_size: number of ranks of the run.
+        capture_id: the same in all files of a capture, and in no other's.
     """
 
-    def __init__(self, path: Path, *, rank: int, world_size: int) -> None:
+    def __init__(self, path: Path, *, rank: int, world_size: int, capture_id: str = "") -> None:
         self.path = path
         self.pending_bytes = 0
         self.committed_values = 0
         self._added_values = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            self._create(rank, world_size)
+            self._create(rank, world_size, capture_id)
         except OSError as error:
             os.close(self._descriptor)
             raise CaptureError(self._failed(error)) from error
@@ -168,7 +169,7 @@ class CaptureFile:
             self._file.close()
         os.close(self._descriptor)
 
-    def _create(self, rank: int, world_size: int) -> None:
+    def _create(self, rank: int, world_size: int, capture_id: str) -> None:
         self._reserve(0)
         self._file = h5py.File(self.path, "w", libver="earliest", locking=False)
         self._reserve(0)
@@ -183,6 +184,7 @@ class CaptureFile:
         attributes["format_version"] = FORMAT_VERSION
         attributes["rank"] = rank
         attributes["world_size"] = world_size
+        attributes["capture_id"] = capture_id
         # Both are there from the start at their full size: changing them later takes no room on a full disk.
         attributes["complete"] = False
         attributes.create("failure", b"", dtype=f"S{_FAILURE_BYTES}")

@@ -29,6 +29,7 @@ class CaptureWriter:
         path: the file; what it held is replaced.
         rank: this rank.
         world_size: number of ranks of the run.
+        capture_id: the same in all files of a capture, and in no other's.
         flush_interval_s: seconds between flushes: about so much a killed run can lose.
         queue_bytes: values that may wait before the run does.
 
@@ -42,11 +43,12 @@ class CaptureWriter:
         *,
         rank: int,
         world_size: int,
+        capture_id: str = "",
         flush_interval_s: float,
         queue_bytes: int = _QUEUE_BYTES,
     ) -> None:
         self.values = 0
-        self._file = CaptureFile(path, rank=rank, world_size=world_size)
+        self._file = CaptureFile(path, rank=rank, world_size=world_size, capture_id=capture_id)
         self._flush_interval_s = flush_interval_s
         self._queue_bytes = queue_bytes
         self._jobs: deque[tuple[int, Callable[[], None]]] = deque()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from validator.align.traces import Edge, Trace
 from validator.capturing.records import RankCapture, TensorRef
-from validator.checks.edges import EdgeJudge, Policy
+from validator.checks.edges import EdgeJudge
 from validator.checks.findings import (
     Check,
     Finding,
@@ -22,6 +22,7 @@ from validator.checks.findings import (
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code
 from validator.checks.parameters import check_parameters
+from validator.checks.policy import Policy
 from validator.checks.replicas import check_replicas
 from validator.checks.unexercised import unexercised
 from validator.checks.views import merge_views, mixed_outputs
@@ -107,20 +108,21 @@ def run_checks(
             reference=reference, trace=trace, view=view, run=run, judge=judge, skip=edge_judge.skip
         )
         rows, found, missing = check_parameters(reference=reference, trace=trace, view=view, written=written)
+        said = edge_judge.said
         judges.append(edge_judge)
-        judgements.append(rows + edge_judge.judgements)
-        findings.append(found + edge_judge.findings)
+        judgements.append(rows + said.judgements)
+        findings.append(found + said.findings)
         alone += [item.module for item in missing if item.module not in alone]
-        unchecked += missing + edge_judge.unchecked + edge_judge.gaps
-        gaps += [gap.module or "the model itself" for gap in edge_judge.gaps]
-        unobservable += edge_judge.unobservable
+        unchecked += missing + said.gaps
+        gaps += [gap.module or "the model itself" for gap in said.gaps]
+        unobservable += said.unobservable
     # What a caller was judged through needs no row of its own: the caller's says so.
     unchecked[:0] = [Unchecked(module=m, why=why) for m, why in trace.problems if m not in through]
     mixed = mixed_outputs(trace, judges)
     merged_findings = merge_views(findings, trace.views, mixed)
     merged_judgements = merge_views(judgements, trace.views, mixed)
     replica_judgements, replica_findings = check_replicas(
-        trace, merged_findings, [judge.errors for judge in judges]
+        trace, merged_findings, [judge.explainer.errors for judge in judges]
     )
     merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
     merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
@@ -237,6 +239,9 @@ def _notes(trace: Trace) -> tuple[str, ...]:
             named = [name or "(the model itself)" for name in names]
             shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
             notes.append(f"fired in the {side} but not in the {other}: {shown}")
+    if trace.found_names:
+        lines = ", ".join(f"{old!r}: {new!r}" for old, new in trace.found_names.items())
+        notes.append(f"matched by structure and values, as by names = {{{lines}}}")
     for names, side in zip(trace.unmatched_parameters, ("reference", "candidate"), strict=True):
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -60,7 +60,8 @@ class Signature:
     Attributes:
         kind: such as `"factor"`, `"double_reduction"`, `"permutation"`, `"bias_per_rank"`.
         parameters: such as `{"factor": 2.0}`.
-        residual_ulp: largest error in ulp after the correction, or None where it was not applied.
+        residual_ulp: root mean square error after the correction, in root mean square ulp, or None where
+            nothing was corrected.
     """
 
     kind: str

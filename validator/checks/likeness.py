@@ -44,7 +44,7 @@ class Likeness:
             and, where the model's errors have a direction, of the gains and of what these leave.
         unevenness: the largest mean square error of a channel, and of a row, over the median one, less what
             is chance.
-        is_steady: whether a channel is off by the same in all rows.
+        is_steady: whether a channel is off by the same, or by the same share, in all rows.
     """
 
     sizes: tuple[float, ...]
@@ -138,7 +138,7 @@ class Elements:
         return Likeness(
             sizes=tuple(sizes),
             unevenness=(_unevenness(shares, self.channels), _unevenness(shares, self.rows)),
-            is_steady=not has_direction and self._has_steady_channels(),
+            is_steady=not has_direction and (self._has_steady_channels() or self._has_scaled_channels(made)),
         )
 
     def gain_of(self, values: Tensor) -> float:
@@ -148,17 +148,28 @@ class Elements:
 
     def _has_steady_channels(self) -> bool:
         """Tell whether a channel is off by the same in all rows, as rounding in another order never is."""
+        z, _ = self._channel_scores(self.weight.sqrt() * (self.c - self.y))
+        return bool((z.abs() > _limit(z)).any())
+
+    def _has_scaled_channels(self, made: Tensor) -> bool:
+        """Tell whether a channel is off by the same share in all rows, and by more than those of a model."""
+        scale = self.weight * self.y
+        z, gains = self._channel_scores(scale * (self.c - self.y))
+        _, modelled = self._channel_scores(scale * (made - self.y))
+        _, power = self._channel_scores(scale * self.y)
+        gains, modelled = (x.abs() / power.clamp_min(1e-300) for x in (gains, modelled))
+        largest = float(modelled.max()) if len(modelled) else 0.0
+        return bool(((z.abs() > _limit(z)) & (gains > SIZE * largest)).any())
+
+    def _channel_scores(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of `[N]` in each channel with enough rows, in standard errors, and as it is."""
         width = int(self.channels.max()) + 1
-        error = self.weight.sqrt() * (self.c - self.y)
         count = torch.bincount(self.channels, minlength=width).to(torch.float64)
-        mean = torch.bincount(self.channels, error, width) / count
-        square = torch.bincount(self.channels, error.square(), width) / count
+        mean = torch.bincount(self.channels, values, width) / count
+        square = torch.bincount(self.channels, values.square(), width) / count
         t = mean / torch.sqrt(((square - mean.square()) / (count - 1)).clamp_min(1e-300))
         enough = count >= MINIMUM_ROWS
-        if not bool(enough.any()):
-            return False
-        z = normal_score(t[enough], count[enough] - 1)
-        return bool((z.abs() > math.sqrt(GAIN_Z**2 + 2 * math.log(len(z)))).any())
+        return normal_score(t[enough], count[enough] - 1), mean[enough]
 
 
 def _unevenness(squares: Tensor, labels: Tensor) -> float:
@@ -169,6 +180,11 @@ def _unevenness(squares: Tensor, labels: Tensor) -> float:
     mean = torch.bincount(dense, squares, size) / count
     chance = 12 * math.sqrt(2 / float(count.median()))
     return float(mean.max()) / max(float(mean.median()), 1e-300) - chance
+
+
+def _limit(z: Tensor) -> float:
+    """Return the score that counts where so many channels are tried."""
+    return math.sqrt(GAIN_Z**2 + 2 * math.log(max(len(z), 1)))
 
 
 def _ratio(own: Tensor, modelled: Tensor) -> float:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import Edge, Part, Trace, View
+from validator.align.traces import Edge, LogicalTensor, Part, Trace, View
 from validator.capturing.digest import row_hashes
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Signature, Unchecked, Verdict
 from validator.checks.judge import judge_equal
+from validator.checks.layouts import parameter_layout
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.signatures import parameter_signature
 from validator.checks.summary import summarise
@@ -139,8 +140,34 @@ def _compare(
             reference=exact.to(torch.float64),
             candidate=logical.data.to(torch.float64),
             others=lambda: _others(tensors, name, logical.data),
-        ),
+        )
+        or parameter_layout(reference=exact.to(torch.float64), candidate=logical, world_size=trace.world_size)
+        or _fused_layout(name, tensors, trace, view),
     )
+
+
+def _fused_layout(name: str, tensors: dict[str, Tensor], trace: Trace, view: View) -> Signature | None:
+    """Look for the layout of a parameter that the candidate holds fused with others.
+
+    Rows in another order than they are taken for are those of several of the reference's parameters.
+    """
+    own = trace.candidate_parameters.get(name)
+    parts = [part for part, theirs in trace.candidate_parameters.items() if theirs == own and part in tensors]
+    if own is None or len(parts) < 2 or not tensors[name].dim():
+        return None
+    try:
+        held = [trace.parameters[part].read(view).data for part in parts]
+    except ValidatorError:
+        return None
+    references = [_rounded(tensors[part].detach(), held[0].dtype).to(torch.float64) for part in parts]
+    if any(
+        a.shape != b.shape or a.shape[1:] != held[0].shape[1:] for a, b in zip(references, held, strict=True)
+    ):
+        return None
+    first = trace.parameters[parts[0]]
+    # The ranks' boxes of the first part say how many there are.
+    fused = LogicalTensor(data=torch.cat(held), parts=first.parts, dims=first.dims)
+    return parameter_layout(reference=torch.cat(references), candidate=fused, world_size=trace.world_size)
 
 
 def _compare_rows(

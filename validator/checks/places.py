@@ -80,7 +80,10 @@ def single_rank(cand: LogicalTensor, outside: Tensor, view: View, world_size: in
     guilty = torch.zeros(cand.data.shape, dtype=torch.bool)
     guilty[tuple(outside.T)] = True
     count = int(guilty.sum())
-    holders = [part.rank for part in cand.parts if int(guilty[_slices(part)].sum()) == count]
+    held: dict[int, int] = {}
+    for part in cand.parts:  # a rank's parts don't overlap
+        held[part.rank] = held.get(part.rank, 0) + int(guilty[_slices(part)].sum())
+    holders = [rank for rank, elements in held.items() if elements == count]
     return holders[0] if len(holders) == 1 else None
 
 

@@ -3,29 +3,41 @@
 Shape legend: * = the edge's shape, its last dim the channels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import LogicalTensor, PartialSum, Trace, TraceCall, View
+from validator.align.traces import PartialSum, Trace, TraceCall, View
 from validator.checks.judge import Assessment, Band, Bench, judge_edge
 from validator.checks.module_code import Code, CodeEdge
+from validator.checks.term_code import term_code
 from validator.numerics.bands import partials_sigma, product_noise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
 
-__all__ = ["Term", "judge_terms", "reduction_sigma"]
+__all__ = ["Term", "given_terms", "judge_terms", "ranks_terms", "reduction_sigma", "summed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """What one rank gave to a sum, judged against its own slice of the oracle."""
+    """What one rank gave to a sum, judged against its own slice of the oracle.
+
+    Attributes:
+        rank: which.
+        code: the product behind the term.
+        edge: the term.
+        bias: `[channels]` float64 what it holds beside the product, or a zero.
+        assessment: what the rules say of it.
+        band: what rounding explains.
+    """
 
     rank: int
+    code: Code
     edge: CodeEdge
+    bias: Tensor
     assessment: Assessment
     band: Band
 
@@ -42,7 +54,12 @@ def reduction_sigma(code: Code, edge: CodeEdge, recipe: Recipe) -> Tensor:
     fmt = format_of(dtype)
     # The sum's own rounding is the result's, unless a bias is added to it.
     has_bias = getattr(code.module, "bias", None) is not None
-    return partials_sigma(terms, fmt, roundings=len(terms) - 1 - (not has_bias), is_ordered=False)
+    sigma = partials_sigma(terms, fmt, roundings=len(terms) - 1 - (not has_bias), is_ordered=False)
+    # What each rank added up was rounded on every rank, and their sums again where they were put together.
+    for of_module in code.call.partials[0].made_of:
+        inner = [term.to(torch.float64) for term in of_module.values()]
+        sigma = torch.hypot(sigma, partials_sigma(inner, fmt, roundings=len(inner) - 1, is_ordered=False))
+    return sigma
 
 
 def judge_terms(
@@ -54,7 +71,7 @@ def judge_terms(
     view: View,
     judged: Tensor | None,
     bench: Bench,
-) -> Iterator[Term]:
+) -> Iterator[tuple[Term, ...]]:
     """Judge what each rank of a row-parallel linear layer gave to the sum.
 
     A rank's term is its slice of the input times its columns of the weight. One rank may add the bias to
@@ -68,6 +85,9 @@ def judge_terms(
         view: whose ranks are judged.
         judged: `[*]` boolean, or None for all.
         bench: what is common to the run.
+
+    Yields:
+        For each rank its term, or, where nothing explains it, the term without a bias and with it.
     """
     call, module = code.call, code.module
     if type(module) is not nn.Linear or not call.partials or edge.path or len(call.inputs) != 1:
@@ -75,7 +95,6 @@ def judge_terms(
     partial = call.partials[0]
     (source,) = call.inputs.values()
     given = source.read(view).data
-    x = given.to(torch.float64)
     weight = _parameter(trace, call, "weight", module.weight)
     biases = [torch.zeros((), dtype=torch.float64)]
     if module.bias is not None:
@@ -85,43 +104,92 @@ def judge_terms(
         if box is None or cand is None or cand.shape != edge.cand.data.shape:
             continue
         columns = slice(*box[-1])
-        part, rows = x[..., columns], weight[:, columns].T
-        product = part @ rows
-        is_wide = format_of(cand.dtype).precision >= 24
-        noise = product_noise(part, rows, product, recipe, format_of(given.dtype))
-        band = Band(sigma=noise.sigma, bound=noise.bound, has_tails=is_wide)
-        tried = [
-            Term(
-                rank=rank,
-                band=band,
-                edge=_term_edge(rank, edge, product + bias, cand),
-                assessment=judge_edge(
-                    exact=product + bias,
-                    cand=cand,
-                    band=band,
-                    control=None,
-                    judged=judged,
-                    dims=edge.cand.dims,
-                    bench=bench,
-                ),
+        part, rows = given[..., columns], weight[:, columns].T
+        tried = []
+        for bias in biases:
+            term = term_code(code, edge, rank=rank, given=part, weight=rows, bias=bias, cand=cand)
+            (of_term,) = term.edges
+            noise = product_noise(
+                part.to(torch.float64), rows, of_term.exact - bias, recipe, format_of(given.dtype)
             )
-            for bias in biases
-        ]
-        yield next((term for term in tried if term.assessment.arm is None), tried[0])
+            band = Band(sigma=noise.sigma, bound=noise.bound, has_tails=format_of(cand.dtype).precision >= 24)
+            assessment = judge_edge(
+                exact=of_term.exact,
+                cand=cand,
+                band=band,
+                control=None,
+                judged=judged,
+                dims=edge.cand.dims,
+                bench=bench,
+            )
+            tried.append(
+                Term(rank=rank, code=term, edge=of_term, bias=bias, assessment=assessment, band=band)
+            )
+        explained = next((term for term in tried if term.assessment.arm is None), None)
+        yield tuple(tried) if explained is None else (explained,)
 
 
-def _term_edge(rank: int, edge: CodeEdge, exact: Tensor, cand: Tensor) -> CodeEdge:
-    return CodeEdge(
-        key=(None, f"partial/{rank}"),
-        into=None,
-        path=edge.path,
-        order=edge.order,
-        exact=exact,
-        depth=1,
-        sigma=None,
-        bound=None,
-        cand=LogicalTensor(data=cand, parts=(), dims=edge.cand.dims),
+def ranks_terms(code: Code, edge: CodeEdge, *, trace: Trace, view: View) -> Mapping[int, Tensor]:
+    """Return what each rank should give to the sum over ranks behind an output, `[*]` float64 by rank.
+
+    Of a linear layer it is what the rank's slice of the input makes, whether or not the candidate summed;
+    of any other module what the ranks really gave to its first sum. Empty where neither is known.
+
+    Args:
+        code: of the call.
+        edge: one of its edges.
+        trace: the candidate's run.
+        view: whose copy of the input is read.
+    """
+    call, module = code.call, code.module
+    if edge.into is not None or edge.path:
+        return {}
+    if type(module) is nn.Linear and len(call.inputs) == 1:
+        (source,) = call.inputs.values()
+        columns: dict[tuple[int, int], int] = {}
+        for part in source.parts:
+            columns.setdefault(part.box[-1], part.rank)
+        if len(columns) < 2:
+            return {}
+        x = source.read(view).data.to(torch.float64)
+        weight = _parameter(trace, call, "weight", module.weight)
+        return {rank: x[..., slice(*box)] @ weight[:, slice(*box)].T for box, rank in columns.items()}
+    return given_terms(code, edge)
+
+
+def given_terms(code: Code, edge: CodeEdge) -> Mapping[int, Tensor]:
+    """Return what ranks gave to the first sum behind an output, in all its groups: `[*]` float64 by rank."""
+    if edge.into is not None or edge.path:
+        return {}
+    shape = edge.exact.shape
+    given = {
+        rank: partial.tensors[rank].to(torch.float64)
+        for partial in code.call.partials
+        if partial.order == 0
+        for rank in partial.tensors
+    }
+    # Experts see tokens without their sequences.
+    return {
+        rank: term.reshape(shape)
+        for rank, term in given.items()
+        if term.shape[-1:] == shape[-1:] and term.numel() == shape.numel()
+    }
+
+
+def summed(module: nn.Module, terms: Sequence[Term]) -> Tensor:
+    """Return the sum over ranks of what they gave, in float64, with the layer's bias, unless a rank added it.
+
+    Args:
+        module: the layer.
+        terms: of all ranks.
+    """
+    total: Tensor = sum(
+        (term.edge.cand.data.to(torch.float64) for term in terms), torch.zeros((), dtype=torch.float64)
     )
+    bias: Tensor | None = getattr(module, "bias", None)
+    if bias is None or any(bool(term.bias.any()) for term in terms):
+        return total
+    return total + bias.detach().to(torch.float64)
 
 
 def _parameter(trace: Trace, call: TraceCall, name: str, parameter: Tensor) -> Tensor:

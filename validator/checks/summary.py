@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from validator.checks.findings import Arm, Check, Evidence, Signature
+from validator.checks.signatures import signature_words
 from validator.numerics.recipes import Recipe
 
-__all__ = ["signature_words", "summarise"]
+__all__ = ["summarise"]
 
 
 def summarise(
@@ -61,32 +62,6 @@ def summarise(
     )
     hint = "" if signature is None else f"; looks like {signature_words(signature)}"
     return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{hint}"
-
-
-def signature_words(signature: Signature) -> str:
-    """Name a hypothesis in words."""
-    p = signature.parameters
-    match signature.kind:
-        case "bias_per_rank":
-            return f"the bias added {p['times']} times, once on every rank"
-        case "bias_missing":
-            return "the bias left out"
-        case "double_reduction":
-            return f"the sum over ranks taken twice (a factor of {p['factor']:g})"
-        case "missing_reduction":
-            return f"a sum over ranks left out (a factor of {p['factor']:g})"
-        case "constant":
-            return f"{p['op']} with {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}"
-        case "factor":
-            return f"a factor of {p['factor']:.6g}"
-        case "constant_vector":
-            return "a constant vector added to every row"
-        case "other_parameter":
-            return f"the values of {p['name']}"
-        case "permutation":
-            return f"{'rows' if p['dim'] == 0 else 'columns'} in another order ({p['blocks']} blocks)"
-        case kind:
-            return kind.replace("_", " ")
 
 
 def _list(values: list[int]) -> str:

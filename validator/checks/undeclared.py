@@ -141,12 +141,13 @@ class Lineup:
                 return Resemblance(op=self._loudest(variant), control=control, left=None)
         return None
 
-    def hidden_partials(self, control: Tensor) -> Resemblance | None:
-        """Say whether partial sums are behind an edge that a declared recipe's band is wide enough for.
+    def hidden_sums(self, control: Tensor) -> Resemblance | None:
+        """Say whether narrow sums are behind an edge that a declared recipe's band is wide enough for.
 
-        Where scores are rounded, attention's band is wider than what partial sums of its output do. A
-        candidate that does as declared is mostly bit-identical with the control; one that is not may be any
-        mixture of what is allowed. Only a model that is near says that it is none.
+        Where scores are rounded, attention's band is wider than what partial sums of its output do; where
+        what each expert returns is, it is wider than what adding them up does. A candidate that does as
+        declared is mostly bit-identical with the control; one that is not may be any mixture of what is
+        allowed. Only a model that is near says that it is none.
 
         Args:
             control: `[*]` the declared recipe's.
@@ -155,8 +156,10 @@ class Lineup:
         if not len(elements) or self.differing(control) < DIFFERING:
             return None
         recipe, last = self._suspect.recipe, self._suspect.steps[-1]
-        for parts in PARTS:
-            model = self._control(replace(recipe, split_k=parts), elsewhere=self._allowed[-1], steps=[last])
+        is_split = recipe.partials != "float32"
+        variants = [replace(recipe, split_k=parts) for parts in PARTS] if is_split else [recipe]
+        for variant in variants:
+            model = self._control(variant, elsewhere=self._allowed[-1], steps=[last])
             if model is not None and elements.energy(model) <= NEAR * self._before:
                 return self._found(last.op, model)
         return None

@@ -40,9 +40,9 @@ def mixed_outputs(trace: Trace, judges: Sequence[EdgeJudge]) -> set[OutputKey]:
             continue
         for path, edge in call.outputs.items():
             key = (call.module, call.n, path)
-            if edge.disagreeing or not all(key in judge.guilty for judge in judges):
+            if edge.disagreeing or not all(key in judge.said.guilty for judge in judges):
                 continue
-            common = reduce(lambda a, b: a[torch.isin(a, b)], [judge.guilty[key] for judge in judges])
+            common = reduce(lambda a, b: a[torch.isin(a, b)], [judge.said.guilty[key] for judge in judges])
             if not common.numel():
                 mixed.add(key)
     return mixed

@@ -18,6 +18,7 @@ from validator.capturing.reader import Capture
 from validator.capturing.records import Parameter, RankCapture, TensorRef
 from validator.checks.engine import real_positions
 from validator.checks.findings import Arm, Evidence, Finding, Verdict
+from validator.comparing.cards import judge_cards
 from validator.comparing.figures import are_identical, figures
 from validator.comparing.findings import open_questions, pair_finding, passed_over
 from validator.comparing.records import Comparison, Figures, Pair
@@ -72,6 +73,7 @@ def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
         findings=tuple(findings),
         noise=ref.manifest.noise,
         notes=tuple(dict.fromkeys(notes)),
+        cards=judge_cards(ref, cand),
         why_inconclusive=tuple(why),
     )
 

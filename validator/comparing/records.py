@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from validator.capturing.noise import Noise
 from validator.checks.findings import Arm, Evidence, Finding, Verdict
+from validator.comparing.cards import Cards
 from validator.numerics.metrics import Metrics
 
 __all__ = ["Comparison", "Figures", "Gap", "Pair", "PairVerdict", "Slice"]
@@ -127,6 +128,7 @@ class Comparison:
         findings: the pairs that noise can't explain, in that order.
         noise: how the reference's noise was measured, or None where its capture holds none.
         notes: what was found on one side alone, and what was judged by nothing.
+        cards: whether what differs moves with a card, or None where the ranks sit on the same ones.
         why_inconclusive: reasons why an absence of findings proves nothing.
     """
 
@@ -136,6 +138,7 @@ class Comparison:
     findings: tuple[Finding, ...] = ()
     noise: Noise | None = None
     notes: tuple[str, ...] = ()
+    cards: Cards | None = None
     why_inconclusive: tuple[str, ...] = ()
 
     @property

@@ -52,6 +52,16 @@ def _reduced_twice(decoder: Decoder, *, layer: int) -> None:
     wrap(decoder.layer(layer).mlp.down_proj, forward)
 
 
+def _not_reduced(decoder: Decoder, *, layer: int) -> None:
+    """Leave each rank with its own partial sum."""
+    projection = decoder.layer(layer).mlp.down_proj
+
+    def forward(inner: Any, x: Tensor) -> Tensor:
+        return linear(x, local(projection.weight), bias_of(projection))
+
+    wrap(projection, forward)
+
+
 def _partial_scale(decoder: Decoder, *, layer: int, factor: float) -> None:
     """Scale the partial sum of a row-parallel projection before it is reduced."""
     projection = decoder.layer(layer).mlp.down_proj
@@ -158,6 +168,15 @@ FAULTS = (
         apply=_reduced_twice,
         parameters=(LAYER,),
         needs=("layer.mlp.down_proj",),
+        ranks=2,
+    ),
+    Fault(
+        name="tp-not-reduced",
+        what="The down projection's partial sums are not added up over the ranks.",
+        module=f"{MLP}.down_proj",
+        apply=_not_reduced,
+        parameters=(LAYER,),
+        needs=("layer.mlp.down_proj.weight",),
         ranks=2,
     ),
     Fault(

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from validator.capturing.noise import Noise
 from validator.checks.findings import Finding, Verdict
+from validator.comparing.cards import Cards
 from validator.comparing.records import Comparison, Pair, Slice
 from validator.numerics.metrics import Metrics
 from validator.report import phrases
@@ -111,6 +112,7 @@ class ComparisonResult:
                 "candidate": comparison.candidate,
                 "noise": None if comparison.noise is None else _noise_json(comparison.noise),
                 "pairs": [_pair_json(pair) for pair in comparison.pairs],
+                "cards": None if comparison.cards is None else _cards_json(comparison.cards),
                 "why_inconclusive": comparison.why_inconclusive,
                 "notes": comparison.notes,
             }
@@ -165,6 +167,10 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
 
 def _noise_json(noise: Noise) -> dict[str, Any]:
     return {name: getattr(noise, name) for name in ("runs", "recipe", "dtype", "unknown")}
+
+
+def _cards_json(cards: Cards) -> dict[str, Any]:
+    return {**dataclasses.asdict(cards), "summary": cards.summary}
 
 
 def _headline(comparison: Comparison, differing: int) -> str:
@@ -226,6 +232,8 @@ def _remarks(comparison: Comparison, differing: list[Pair]) -> Iterator[tuple[st
         yield "why", why
     for note in comparison.notes:
         yield "note", note
+    if comparison.cards is not None:
+        yield "cards", comparison.cards.summary
     if differing:
         yield "next", "validator check TARGET --capture CANDIDATE judges each operator of a capture"
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from validator.checks.findings import Check, Finding, Signature
+from validator.checks.signatures import signature_words
 
 __all__ = [
     "NO_BREAK_SPACE",
@@ -108,14 +109,9 @@ def places(where: Mapping[str, Any]) -> str:
 
 
 def signature(found: Signature) -> str:
-    """Return the hypothesis: `factor 1.02, channel 40 (residual 0.4 ulp after it)`."""
-    parameters = dict(found.parameters)
-    words = [found.kind.replace("_", " ")]
-    if found.kind in parameters:
-        words = [f"{words[0]} {_value(parameters.pop(found.kind))}"]
-    words += [_place(name, value) for name, value in parameters.items()]
+    """Return the hypothesis: `a factor of 1.02 on channel 40 (residual 0.4 ulp after it)`."""
     residual = "" if found.residual_ulp is None else f" (residual {number(found.residual_ulp)} ulp after it)"
-    return ", ".join(words) + residual
+    return signature_words(found) + residual
 
 
 def _place(kind: str, value: Any) -> str:

@@ -2,29 +2,39 @@
 
 from collections.abc import Mapping, Sequence
 
-from validator.capturing.records import Mesh, Placement, TensorMeta
+from validator.capturing.records import Mesh, TensorMeta
 from validator.errors import LayoutError
-from validator.sharding.plan import Plan, plan_copies, plan_placements, plan_split, plan_sum
+from validator.sharding.inference import Evidence, UndecidedError, arrangements, choose, layout_line
+from validator.sharding.layout import Declared
+from validator.sharding.plan import Plan, plan_copies, plan_placements
 
 __all__ = ["disagreeing", "odd_one_out", "place"]
 
 
 def place(
-    metas: Mapping[int, TensorMeta], *, shape: Sequence[int], declared: Placement | None = None
+    metas: Mapping[int, TensorMeta],
+    *,
+    shape: Sequence[int],
+    declared: Declared | None = None,
+    evidence: Evidence | None = None,
 ) -> Plan:
     """Plan how the ranks' tensors make up the reference's.
 
     DTensor's own placements come first, then what the target declares, then the shapes: whole on
-    every rank is a copy; split along one dim, with sizes that add up, are shards in rank order.
+    every rank is a copy; split along one dim, with sizes that add up, are shards in rank order. Where shapes
+    leave several ways, as copies of shards or shards along two dims do, the evidence decides.
 
     Args:
         metas: of each rank's tensor.
         shape: of the reference's tensor.
-        declared: the target's `layout`. A tensor that is whole on every rank is no shard, whatever it says:
-            a module's small arguments (masks, rotary tables) are not split with its activations.
+        declared: the target's `layout`. It says nothing of tensors with another number of dims, and a tensor
+            that is whole on every rank is a copy where the layout would split it: a module's small arguments
+            (masks, rotary tables) are not split with its activations.
+        evidence: the tensors, and what else may tell how they are split.
 
     Raises:
         LayoutError: they make up no tensor of this shape; the message states every shape.
+        UndecidedError: they make it up in several ways, and nothing tells which.
     """
     whole = tuple(shape)
     if recorded := _recorded(metas):
@@ -33,14 +43,14 @@ def place(
         return recorded
     shapes = {rank: metas[rank].shape for rank in sorted(metas)}
     full = all(local == whole for local in shapes.values())
-    if full and declared is not None and declared.kind == "partial":
-        return plan_sum(whole, ranks=shapes, reduce=declared.reduce or "sum")
+    takes = declared is not None and declared.layout.takes(len(whole))
+    if declared and takes and (plan := _declared(shapes, whole, declared, is_copied=full)):
+        return plan
     if full:
         return plan_copies(whole, ranks=shapes)
-    dim = _split_dim(shapes, whole)
-    if dim is not None and _allows(declared, dim, len(whole)):
-        return plan_split(whole, dim=dim, sizes=_sizes(shapes, dim))
-    raise LayoutError(_mismatch(shapes, whole, declared))
+    if len(shapes) > 1:
+        return _inferred(shapes, whole, evidence)
+    raise LayoutError(_stated(shapes, whole))
 
 
 def disagreeing(plan: Plan, metas: Mapping[int, TensorMeta]) -> tuple[int, ...]:
@@ -74,6 +84,47 @@ def odd_one_out(plan: Plan, metas: Mapping[int, TensorMeta]) -> int | None:
     return odd[0] if len(odd) == 1 else None
 
 
+def _declared(
+    shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...], declared: Declared, *, is_copied: bool
+) -> Plan | None:
+    """Plan by the target's layout; None where it does not explain tensors that are whole on every rank."""
+    try:
+        plan = declared.plan(whole, shapes)
+    except LayoutError:
+        if is_copied:
+            return None
+        raise
+    planned = {holding.rank: holding.shape for holding in plan.holdings}
+    if planned == shapes:
+        return plan
+    if is_copied:
+        return None
+    places = ", ".join(f"rank {rank} {list(local)}" for rank, local in planned.items())
+    raise LayoutError(
+        f"{_stated(shapes, whole)}, which the declared {declared.layout.text!r} does not explain: "
+        f"it gives {places}"
+    )
+
+
+def _inferred(
+    shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...], evidence: Evidence | None
+) -> Plan:
+    tokens = None if evidence is None else evidence.habits.tokens
+    if tokens is not None and (plan := tokens.plan(shapes, whole)):
+        return plan
+    mesh, role = (None, "") if evidence is None else (evidence.habits.mesh, evidence.role)
+    ways = arrangements(shapes, whole, mesh=mesh, name=role)
+    if not ways:
+        raise LayoutError(f"{_stated(shapes, whole)}; say how it is split in layout = {{...}}")
+    if len(ways) == 1:
+        return ways[0].plan
+    chosen = None if evidence is None else choose(ways, evidence)
+    if chosen is None:
+        lines = " or ".join(map(layout_line, ways))
+        raise UndecidedError(f"{_stated(shapes, whole)} may be split in several ways: declare {lines}")
+    return chosen.plan
+
+
 def _recorded(metas: Mapping[int, TensorMeta]) -> Plan | None:
     """Plan from DTensor's placements, or None where there are none or the local shapes contradict them.
 
@@ -96,38 +147,6 @@ def _recorded(metas: Mapping[int, TensorMeta]) -> Plan | None:
     return Plan(shape=shape, holdings=tuple(holdings), reduce=plans[0].reduce) if fits else None
 
 
-def _split_dim(shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
-    """Return the dim along which these shapes add up to the whole, the others being whole.
-
-    There is only one: a second would have to be whole and to add up from several parts at once.
-    """
-    for dim in range(len(whole)):
-        if all(
-            len(local) == len(whole) and _without(local, dim) == _without(whole, dim)
-            for local in shapes.values()
-        ):
-            return dim if sum(_sizes(shapes, dim).values()) == whole[dim] else None
-    return None
-
-
-def _allows(declared: Placement | None, dim: int, ndim: int) -> bool:
-    return declared is None or (declared.kind == "shard" and declared.dim in (dim, dim - ndim))
-
-
-def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return (*shape[:dim], *shape[dim + 1 :])
-
-
-def _sizes(shapes: Mapping[int, tuple[int, ...]], dim: int) -> dict[int, int]:
-    return {rank: local[dim] for rank, local in shapes.items()}
-
-
-def _mismatch(
-    shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...], declared: Placement | None
-) -> str:
+def _stated(shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...]) -> str:
     stated = ", ".join(f"rank {rank} {list(local)}" for rank, local in shapes.items())
-    text = f"{stated} against the reference's {list(whole)}"
-    if declared is not None:
-        where = f"({declared.dim})" if declared.kind == "shard" else ""
-        return f"{text}, which the declared {declared.kind}{where} does not explain"
-    return f"{text}; say how it is split in layout = {{...}}" if len(shapes) > 1 else text
+    return f"{stated} against the reference's {list(whole)}"

@@ -1,6 +1,8 @@
-"""Where every part of a logical tensor lies: one box per rank and piece, planned without tensors.
+"""Where every part of a logical tensor lies on the ranks, planned without tensors.
 
-A box is `start:stop` for each dim. Ranks that hold the same boxes of the same term hold copies.
+Along each dim a rank's tensor is made of runs: positions of its own and the logical positions that they are.
+Its elements are all combinations of them. Ranks that hold the same runs of the same term hold copies;
+positions in no run are padding.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,13 +12,14 @@ from math import prod
 
 from validator.capturing.records import Mesh, Placement
 from validator.errors import LayoutError
+from validator.sharding.runs import Run, covered, intervals
 
 __all__ = [
     "Box",
     "Holding",
     "Part",
     "Plan",
-    "Segment",
+    "coordinates",
     "plan_copies",
     "plan_placements",
     "plan_split",
@@ -28,18 +31,10 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The box of a logical tensor that one rank held: `start:stop` for each dim."""
+    """A box of a logical tensor that one rank held: `start:stop` for each dim."""
 
     rank: int
     box: Box
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A box of the rank's own tensor and the box of the logical tensor that it is."""
-
-    local: Box
-    logical: Box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +44,27 @@ class Holding:
     Attributes:
         rank: global rank.
         shape: of the rank's own tensor.
-        segments: its pieces; none where its shard is empty, several where shards are strided.
+        dims: runs of each dim; none where its shard is empty, several where it is strided or permuted.
         term: which term of a sum over ranks it is; 0 where nothing is partial.
     """
 
     rank: int
     shape: tuple[int, ...]
-    segments: tuple[Segment, ...]
+    dims: tuple[tuple[Run, ...], ...]
     term: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no element."""
+        return not all(self.dims)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some of the rank's own elements are none of the logical tensor."""
+        return not self.is_empty and any(
+            sum(len(run.local) for run in runs) < size
+            for runs, size in zip(self.dims, self.shape, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,7 @@ class Plan:
         reduce: what completes the terms: `"sum"`, `"avg"`, `"max"`, `"min"`, or None where there is one term.
 
     Raises:
-        LayoutError: the parts of a term do not cover the tensor exactly once, copies aside.
+        LayoutError: a term lacks elements of the tensor, or has some that the tensor has not.
     """
 
     shape: tuple[int, ...]
@@ -78,35 +86,41 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check that the totals add up."""
+        total = prod(self.shape)
         for term in {holding.term for holding in self.holdings} or {0}:
-            boxes = {s.logical for h in self.holdings if h.term == term for s in h.segments}
-            covered = sum(_volume(box) for box in boxes)
-            if covered != prod(self.shape):
+            filled = [h.dims for h in self.holdings if h.term == term and not h.is_empty]
+            held = covered(self.shape, filled)
+            if held != total:
+                ranks = [holding.rank for holding in self.holdings]
                 raise LayoutError(
-                    f"the ranks {[h.rank for h in self.holdings]} hold {covered} of the {prod(self.shape)} "
-                    f"elements of a tensor {list(self.shape)}"
+                    f"the ranks {ranks} hold {held} of the {total} elements of a tensor {list(self.shape)}"
                 )
 
     @property
     def whole(self) -> Box:
         """The box of the whole tensor."""
-        return _whole(self.shape)
+        return tuple((0, size) for size in self.shape)
 
     @property
     def copies(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks that hold the same boxes of the same term, each by rank."""
-        groups: dict[tuple[int, tuple[Segment, ...]], list[int]] = {}
+        """Groups of ranks that hold the same elements of the same term in the same order, each by rank.
+
+        A rank whose tensor is padded is alone: nothing says that padding is alike.
+        """
+        groups: dict[tuple[object, ...], list[int]] = {}
         for holding in self.holdings:
-            groups.setdefault((holding.term, holding.segments), []).append(holding.rank)
+            alone = holding.rank if holding.is_padded else None
+            dims = () if holding.is_empty else holding.dims
+            groups.setdefault((holding.term, holding.shape, dims, alone), []).append(holding.rank)
         return tuple(tuple(ranks) for ranks in groups.values())
 
     def parts(self, ranks: Collection[int]) -> tuple[Part, ...]:
-        """Return the boxes that these ranks held."""
+        """Return the boxes that these ranks held, each as large as can be along the last dims."""
         return tuple(
-            Part(rank=holding.rank, box=segment.logical)
+            Part(rank=holding.rank, box=box)
             for holding in self.holdings
             if holding.rank in ranks
-            for segment in holding.segments
+            for box in product(*map(intervals, holding.dims))
         )
 
     def shard_of(self, rank: int) -> Box | None:
@@ -161,7 +175,7 @@ def plan_placements(
         intervals = [[(0, size)] for size in shape]
         term = 0
         for coordinate, size, placement in zip(
-            _coordinates(position, mesh.shape), mesh.shape, placements, strict=True
+            coordinates(position, mesh.shape), mesh.shape, placements, strict=True
         ):
             if placement.kind == "partial":
                 term = term * size + coordinate
@@ -173,19 +187,20 @@ def plan_placements(
     return Plan(shape=tuple(shape), holdings=tuple(holdings), reduce=next(iter(reduces), None))
 
 
+def coordinates(position: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return where the rank at `position` of a row-major mesh stands along each axis."""
+    found: list[int] = []
+    for size in reversed(shape):
+        position, coordinate = divmod(position, size)
+        found.insert(0, coordinate)
+    return tuple(found)
+
+
 def _dim(placement: Placement, ndim: int) -> int:
     dim = placement.dim
     if dim is None or not -ndim <= dim < ndim:
         raise LayoutError(f"shard({dim}) of a tensor with {ndim} dims")
     return dim % ndim
-
-
-def _coordinates(position: int, shape: Sequence[int]) -> tuple[int, ...]:
-    coordinates: list[int] = []
-    for size in reversed(shape):
-        position, coordinate = divmod(position, size)
-        coordinates.insert(0, coordinate)
-    return tuple(coordinates)
 
 
 def _shard(intervals: list[tuple[int, int]], stride: int, size: int, index: int) -> list[tuple[int, int]]:
@@ -221,33 +236,18 @@ def _slice(intervals: list[tuple[int, int]], start: int, stop: int) -> list[tupl
 
 
 def _holding(rank: int, intervals: Sequence[Sequence[tuple[int, int]]], term: int = 0) -> Holding:
-    """Cross the dims' intervals: each combination is one segment."""
-    paired = []
+    """Lay the intervals of each dim end to end."""
+    dims, shape = [], []
     for dim in intervals:
-        offset, pairs = 0, []
+        offset, runs = 0, []
         for start, stop in dim:
-            pairs.append(((offset, offset + stop - start), (start, stop)))
+            if stop > start:
+                runs.append(Run(local=range(offset, offset + stop - start), logical=range(start, stop)))
             offset += stop - start
-        paired.append(pairs)
-    segments = (
-        Segment(local=tuple(local for local, _ in pairs), logical=tuple(logical for _, logical in pairs))
-        for pairs in product(*paired)
-    )
-    return Holding(
-        rank=rank,
-        shape=tuple(sum(stop - start for start, stop in dim) for dim in intervals),
-        segments=tuple(segment for segment in segments if _volume(segment.logical)),
-        term=term,
-    )
+        dims.append(tuple(runs))
+        shape.append(offset)
+    return Holding(rank=rank, shape=tuple(shape), dims=tuple(dims), term=term)
 
 
 def _full(rank: int, shape: tuple[int, ...], term: int = 0) -> Holding:
     return _holding(rank, [[(0, size)] for size in shape], term)
-
-
-def _whole(shape: Sequence[int]) -> Box:
-    return tuple((0, size) for size in shape)
-
-
-def _volume(box: Box) -> int:
-    return prod(stop - start for start, stop in box)

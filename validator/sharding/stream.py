@@ -87,13 +87,13 @@ def _arranged(plan: Plan, prefer: Collection[int]) -> tuple[int, list[Holding]] 
     """Return the sharded dim and one holding a shard, in order; None if the parts don't lie like that."""
     of_rank = {holding.rank: holding for holding in plan.holdings}
     chosen = [of_rank[min(ranks, key=lambda rank: (rank not in prefer, rank))] for ranks in plan.copies]
-    filled = [holding for holding in chosen if holding.segments]
-    if len(filled) == 1 and filled[0].shape == plan.shape:
-        return 0, filled
+    filled = [holding for holding in chosen if not holding.is_empty]
     if not filled:
         return (0, chosen[:1]) if chosen[0].shape == plan.shape else None
-    if any(len(h.segments) > 1 or h.shape != _sizes(h) for h in filled):
+    if not all(_is_box(holding) for holding in filled):
         return None
+    if len(filled) == 1:
+        return 0, filled
     sharded = {
         dim
         for holding in filled
@@ -103,8 +103,14 @@ def _arranged(plan: Plan, prefer: Collection[int]) -> tuple[int, list[Holding]] 
     if len(sharded) != 1:
         return None
     (dim,) = sharded
-    return dim, sorted(filled, key=lambda h: h.segments[0].logical[dim])
+    if sum(holding.shape[dim] for holding in filled) != plan.shape[dim]:
+        return None
+    return dim, sorted(filled, key=lambda h: h.dims[dim][0].logical.start)
 
 
-def _sizes(holding: Holding) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in holding.segments[0].local)
+def _is_box(holding: Holding) -> bool:
+    """Tell whether a rank's own tensor is one box of the logical one, in the same order."""
+    return all(
+        len(runs) == 1 and runs[0].local == range(size) and runs[0].logical.step == 1
+        for runs, size in zip(holding.dims, holding.shape, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Real runs on several ranks, each way of sharding: healthy, and with planted faults."""

@@ -1,0 +1,197 @@
+"""What the checks said of one view of a run: judgements, findings, and what could not be judged.
+
+Shape legend: * = the edge's shape.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from validator.align.traces import Trace, TraceCall, View
+from validator.checks.findings import Check, Finding, Judgement, Unchecked, Unobservable, Verdict
+from validator.checks.guilty_ranks import rank_of
+from validator.checks.hypotheses import hypothesis
+from validator.checks.judge import Assessment, Band, Bench
+from validator.checks.module_code import Code, CodeEdge
+from validator.checks.observability import undecided_on_edge, unobservable_on_edge
+from validator.checks.places import places, single_rank
+from validator.checks.resolution import Resolution
+from validator.checks.summary import summarise
+from validator.numerics.recipes import Recipe
+
+__all__ = ["Recorder", "Ruling"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What was made of one edge.
+
+    Attributes:
+        check: which check judged.
+        assessment: what the rules said of it, under the last declared recipe where none explains it.
+        verdict: None where the edge is aligned.
+        band: what rounding explains.
+        recipe: the recipe behind the verdict, or None where nothing was computed.
+        judged: `[*]` boolean, or None for all.
+        rank: the one rank that it is about, where that is known beforehand.
+        op: aten name of the operator that is guilty, where one is.
+    """
+
+    check: Check
+    assessment: Assessment
+    verdict: Verdict | None
+    band: Band = field(default_factory=Band)
+    recipe: Recipe | None = None
+    judged: Tensor | None = None
+    rank: int | None = None
+    op: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """Collects what is said of the edges of one view.
+
+    Attributes:
+        trace, view: the candidate's run and whose copies are judged.
+        bench: what is common to the run.
+        unobservable: faults that this input could not have shown.
+        gaps: what nothing was said of, although something should be.
+        guilty: flat indices of the guilty elements of a call's output, by module, call and path.
+    """
+
+    trace: Trace
+    view: View
+    bench: Bench
+    judgements: list[Judgement] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unobservable: list[Unobservable] = field(default_factory=list)
+    gaps: list[Unchecked] = field(default_factory=list)
+    guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
+
+    def skip(self, call: TraceCall, why: str) -> None:
+        """Keep that a call's code was judged by no check."""
+        self.gaps.append(Unchecked(module=call.module, why=why))
+
+    def record(
+        self, code: Code, edge: CodeEdge, ruling: Ruling, resolution: Resolution | None = None
+    ) -> None:
+        """Keep a judgement, and a finding where the ruling has a verdict.
+
+        Args:
+            code: that made the edge.
+            edge: the edge.
+            ruling: what was made of it.
+            resolution: what would have shown on it, where rounding explains it.
+        """
+        assessment, verdict, check = ruling.assessment, ruling.verdict, ruling.check
+        call, rank = code.call, ruling.rank
+        if rank is None and verdict is not None:
+            rank = single_rank(edge.cand, assessment.outside, self.view, self.trace.world_size)
+        child = None if edge.into is None or check is Check.INPUT else edge.into.module
+        smallest_gain = None
+        if resolution is not None and verdict is None and assessment.evidence.elements:
+            smallest_gain = resolution.gain()
+            owner = call.module if child is None else child
+            hidden = unobservable_on_edge(owner, edge, smallest_gain, is_short=bool(assessment.note))
+            self.unobservable += [] if hidden is None else [hidden]
+            if assessment.undecided:
+                self.unobservable.append(undecided_on_edge(owner, edge, assessment.undecided))
+        self.judgements.append(
+            Judgement(
+                module=call.module,
+                candidate_module=call.candidate_module,
+                check=check,
+                into=child,
+                path=edge.path,
+                call=call.n,
+                rank=rank,
+                verdict=verdict or Verdict.ALIGNED,
+                arm=assessment.arm,
+                recipe=None if ruling.recipe is None else ruling.recipe.name,
+                dtype=str(edge.cand.data.dtype).removeprefix("torch."),
+                order=edge.order,
+                evidence=assessment.evidence,
+                note=_note(code, assessment),
+                smallest_gain=smallest_gain,
+            )
+        )
+        if verdict is None or assessment.arm is None:
+            return
+        if child is None and check in (Check.FUNCTION, Check.WIRING):
+            self.guilty[call.module, call.n, edge.path] = _flat(assessment.outside, edge.cand.data.shape)
+        self.findings.append(self._finding(code, edge, ruling, verdict, child=child, rank=rank))
+
+    def _finding(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        ruling: Ruling,
+        verdict: Verdict,
+        *,
+        child: str | None,
+        rank: int | None,
+    ) -> Finding:
+        assessment, check, recipe = ruling.assessment, ruling.check, ruling.recipe
+        assert assessment.arm is not None
+        call = code.call
+        signature = hypothesis(
+            code,
+            edge,
+            assessment,
+            ruling.band,
+            judged=ruling.judged,
+            bench=self.bench,
+            trace=self.trace,
+            view=self.view,
+            reductions=0 if edge.into is not None or check is Check.PARTIAL else len(call.partials),
+        )
+        if rank is None and edge.into is None:
+            rank = rank_of(call, signature, self.trace)
+        where = places(assessment.outside, edge.cand)
+        return Finding(
+            module=call.module,
+            candidate_module=call.candidate_module,
+            check=check,
+            into=child,
+            path=edge.path,
+            call=call.n,
+            rank=rank,
+            verdict=verdict,
+            arm=assessment.arm,
+            recipe=None if recipe is None else recipe.name,
+            op=ruling.op if assessment.constant is None else assessment.constant.op,
+            where=where,
+            signature=signature,
+            evidence=assessment.evidence,
+            order=edge.order,
+            summary=summarise(
+                module=call.module,
+                check=check,
+                into=child,
+                path=edge.path,
+                rank=rank,
+                arm=assessment.arm,
+                recipe=recipe if verdict is Verdict.UNDECLARED_PRECISION else None,
+                op=ruling.op,
+                evidence=assessment.evidence,
+                signature=signature,
+                where=where,
+            ),
+        )
+
+
+def _flat(indices: Tensor, shape: torch.Size) -> Tensor:
+    flat = torch.zeros(len(indices), dtype=torch.int64)
+    for dim, size in enumerate(shape):
+        flat = flat * size + indices[:, dim]
+    return flat
+
+
+def _note(code: Code, assessment: Assessment) -> str:
+    notes = [assessment.note] if assessment.note else []
+    if assessment.undecided:
+        notes.append(f"{assessment.undecided} elements are decided by rounding alone")
+    if code.inlined:
+        notes.append(f"judged through {', '.join(dict.fromkeys(code.inlined))}: their calls don't line up")
+    return "; ".join(notes)

@@ -1,0 +1,144 @@
+"""Signatures as words: what an edge, or a parameter, looks like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from validator.checks.findings import Signature
+
+__all__ = ["signature_words"]
+
+
+def signature_words(signature: Signature) -> str:
+    """Name a hypothesis in words that follow "looks like"."""
+    p = signature.parameters
+    within = f" on {p['within']}" if "within" in p else ""
+    match signature.kind:
+        case "bias_per_rank":
+            return f"the bias added {p['times']} times, once on every rank"
+        case "bias_missing":
+            return "the bias left out"
+        case "missing_reduction" | "double_reduction" | "mixed_reduction":
+            return _reduction(signature)
+        case "constant":
+            return f"{p['op']} with {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}"
+        case "sign":
+            return f"the sign flipped{within}"
+        case "factor":
+            return f"a factor of {p['factor']:.6g}{within}"
+        case "constant_vector":
+            return "a constant vector added to every row"
+        case "clamp":
+            return _clamp(p["low"], p["high"])
+        case "saturation":
+            return f"saturation at {p['limit']:g}, the largest value of its format, in place of infinity"
+        case "overflow":
+            return f"overflow of an intermediate result: what is larger than {p['above']:.6g} is infinite"
+        case "not_finite":
+            return f"{_SPECIAL[p['value']]}{within}"
+        case "missing_addend":
+            return f"{p['of']} left out of the sum"
+        case "repeated_addend":
+            times = "once more" if p["times"] == 1 else f"{p['times']} times more"
+            return f"{p['of']} added {times} than it should be"
+        case "wrong_term":
+            return f"{p['looks_like']} in what rank {p['rank']} gave to the sum"
+        case "offset":
+            return f"an offset of {p['offset']}{within}"
+        case "zeros":
+            return f"zeros{within}, never written or dropped"
+        case "narrower_format":
+            toward = " toward zero" if p["rounding"] == "toward_zero" else ""
+            return f"values rounded{toward} to {p['format']}{within}"
+        case "narrow_factors":
+            return f"products of factors that were rounded to {p['format']}"
+        case "truncation":
+            return f"rounding toward zero (a gain of {p['gain']:.2g})"
+        case "shifted":
+            return _shifted(p)
+        case "rank":
+            return f"a fault of rank {p['rank']} alone"
+        case "tokens" | "sequences" | "heads" | "channels" | "experts":
+            return _region(signature)
+        case "other_parameter":
+            return f"the values of {p['name']}"
+        case "permutation":
+            what = f"{'rows' if p['dim'] == 0 else 'columns'} in another order ({p['blocks']} blocks)"
+            return f"{what}: {p['is']}, in place of {p['should_be']}" if "is" in p else what
+        case "layout":
+            return _layout(p)
+        case kind:
+            return ", ".join([kind.replace("_", " "), *(_figure(name, value) for name, value in p.items())])
+
+
+_SPECIAL = {"nan": "NaN", "inf": "infinity", "nan and inf": "NaN and infinity"}
+
+
+def _reduction(signature: Signature) -> str:
+    p = signature.parameters
+    bias = ", and the bias left out" if p.get("without_bias") else ""
+    if "factor" in p:
+        what = {
+            "double_reduction": "the sum over ranks taken twice",
+            "missing_reduction": "a sum over ranks left out",
+        }[signature.kind]
+        return f"{what} (a factor of {p['factor']:g}){bias}"
+    if "own_term" in p:
+        return f"the sum over ranks left out, so that each has its own part alone{bias}"
+    parts = []
+    if "missing" in p:
+        parts.append(f"without what {_ranks(p['missing'])} gave")
+    if "repeated" in p:
+        parts.append(f"with {p['times']} times what {_ranks(p['repeated'])} gave")
+    return f"the sum over ranks {' and '.join(parts)}{bias}"
+
+
+def _layout(p: Any) -> str:
+    along = f" along {p['dim']}" if "dim" in p else ""
+    blocks = f" of {p['blocks']} blocks" if "blocks" in p else ""
+    order = f" ({', '.join(map(str, p['order']))})" if "order" in p else ""
+    declare = f" (as a layout: {p['layout']})" if "layout" in p and not order else ""
+    return f"{p['is']}{blocks}{order}{along}, in place of {p['should_be']}{declare}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _clamp(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"values above {high:.6g} cut off there"
+    if high is None:
+        return f"values below {low:.6g} cut off there"
+    return f"values cut off below {low:.6g} and above {high:.6g}"
+
+
+def _shifted(p: Any) -> str:
+    parts = []
+    if p["tokens"]:
+        where = "before" if p["tokens"] > 0 else "after"
+        parts.append(f"{abs(p['tokens'])} position{'s' if abs(p['tokens']) > 1 else ''} {where} it")
+    if p.get("sequences"):
+        where = "before" if p["sequences"] > 0 else "after"
+        parts.append(f"{abs(p['sequences'])} sequence{'s' if abs(p['sequences']) > 1 else ''} {where} it")
+    return f"each row is the one {', '.join(parts)}"
+
+
+def _region(signature: Signature) -> str:
+    p, unit = signature.parameters, signature.kind.removesuffix("s")
+    if "start" not in p:
+        indices = p[signature.kind]
+        name = unit if len(indices) == 1 else signature.kind
+        if unit == "expert":
+            return f"a fault of all tokens of {name} {', '.join(map(str, indices))}"
+        return f"a fault of {name} {', '.join(map(str, indices))} alone"
+    ends = {"prefix": "the first ones", "suffix": "the last ones", "inside": "a range inside"}[p["edge"]]
+    block = f", in blocks of {p['block']}" if "block" in p else ""
+    return f"a fault of {signature.kind} {p['start']}:{p['stop']} alone ({ends}{block})"
+
+
+def _figure(name: str, value: Any) -> str:
+    name = name.replace("_", " ")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        name = name.removesuffix("s") if len(value) == 1 else name
+        return f"{name} {', '.join(map(str, value))}"
+    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
