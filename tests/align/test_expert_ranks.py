@@ -23,7 +23,7 @@ def run(style: str, *, shift: int = 0) -> list[RankCapture]:
     for rank in range(2):
         recorder = Recorder(rank)
         recorder.parameter("mlp.experts.down_proj", STACKED[2 * rank : 2 * rank + 2])
-        is_own = CHOSEN // 2 == rank
+        is_own = (CHOSEN // 2).eq(rank)
         local = CHOSEN - 2 * rank + shift * rank
         ids: dict[str, Tensor] = {
             "sentinel": torch.where(is_own, local, 2),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from tests.parallel.ports import TOKENS, Port
-from tests.parallel.tensor_ports import keep, sum_rows
+from tests.parallel.tensor_ports import keep
 from validator.wrapping import wrap
 
 __all__ = [
@@ -62,11 +62,17 @@ def _shard_shared_expert(model: Any) -> nn.Module:
         for projection in (shared.gate_proj, shared.up_proj):
             keep(projection, "weight", 0, parts, index)
         keep(shared.down_proj, "weight", 1, parts, index)
-        sum_rows(shared.down_proj)
+        wrap(shared.down_proj, _summed)
     return model
 
 
 SHARED_EXPERT = Port(family="qwen2-moe", ranks=2, shard=_shard_shared_expert)
+
+
+def _summed(inner: Any, x: Tensor) -> Tensor:
+    term: Tensor = inner(x)
+    dist.all_reduce(term)
+    return term
 
 
 def _on_all_tokens(inner: Any, x: Tensor | None = None, **others: Any) -> Any:

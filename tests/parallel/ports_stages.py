@@ -20,6 +20,7 @@ from validator.wrapping import wrap
 __all__ = [
     "cut_port",
     "handed_on_narrow",
+    "masks_by_own_number",
     "partial_scaled",
     "parts_swapped",
     "pipeline_port",
@@ -129,8 +130,11 @@ def _cut(model: Any, *, counts: tuple[int, ...]) -> nn.Module:
     index = dist.get_rank()
     first = sum(counts[:index])
     model.model.layers = model.model.layers[first : first + counts[index]]
+    # The model looks up there which kind of mask each layer has, by its number on the stage.
+    model.config.layer_types = (getattr(model.config, "layer_types", None) or [])[first:]
     if index < len(counts) - 1:
         model.model.norm = model.lm_head = nn.Identity()
+        model.config.final_logit_softcapping = None
     return model
 
 
@@ -151,15 +155,15 @@ def _run_cut(model: Any, given: Mapping[str, Any]) -> Any:
     return logits
 
 
-def cut_port(*counts: int) -> Port:
+def cut_port(*counts: int, family: str = "llama", kernel: str = "sdpa") -> Port:
     """Return a port whose stages are models of transformers with some of the layers."""
     return Port(
-        family="llama",
+        family=family,
         ranks=len(counts),
         shard=partial(_cut, counts=counts),
         run=_run_cut,
         changes={"num_hidden_layers": sum(counts)},
-        kernel="sdpa",
+        kernel=kernel,
     )
 
 
@@ -220,3 +224,9 @@ def parts_swapped(stage: Any) -> None:
         return swapped.pop()
 
     stage.received = in_turn
+
+
+def masks_by_own_number(model: Any) -> None:
+    """Give layers of the second stage the masks of those that have, in all, the numbers they have on it."""
+    if dist.get_rank() == 1:
+        model.config.layer_types = model.config.layer_types[::-1]

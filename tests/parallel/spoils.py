@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from validator.faults import parse
+from validator.wrapping import wrap
 
 __all__ = [
     "LAYER",
@@ -24,6 +25,7 @@ __all__ = [
     "overcounted_shared_expert",
     "rolled_tokens",
     "scaled_experts",
+    "scaled_term",
     "unsummed_attention",
 ]
 
@@ -62,6 +64,13 @@ def _exchange(module: Any) -> None:
 def unsummed_attention(model: Any) -> None:
     """Take the sum over the ranks away that attention leaves to its caller."""
     del model.model.layers[LAYER].self_attn.forward
+
+
+def scaled_term(model: Any) -> None:
+    """Let the last rank scale what it gives to the sum of a down projection."""
+    projection = model.model.layers[LAYER].mlp.down_proj
+    if dist.get_rank() == dist.get_world_size() - 1:
+        wrap(projection, lambda inner, x: inner(x * 1.05))
 
 
 def last_map_off_by_one(model: Any) -> None:

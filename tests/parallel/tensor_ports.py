@@ -29,6 +29,7 @@ __all__ = [
     "keep",
     "planned",
     "shard_heads",
+    "sum_rows",
 ]
 
 
@@ -38,7 +39,7 @@ def keep(module: Any, name: str, dim: int, parts: int, index: int) -> None:
     setattr(module, name, nn.Parameter(part, requires_grad=False))
 
 
-def _sum_rows(projection: Any, group: Any = None) -> None:
+def sum_rows(projection: Any, group: Any = None) -> None:
     """Let a projection whose columns are split add up the terms of all ranks."""
 
     def forward(inner: Any, x: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def _shard_mlp(mlp: Any, parts: int, index: int, group: Any = None) -> None:
     for projection in (mlp.gate_proj, mlp.up_proj):
         keep(projection, "weight", 0, parts, index)
     keep(mlp.down_proj, "weight", 1, parts, index)
-    _sum_rows(mlp.down_proj, group)
+    sum_rows(mlp.down_proj, group)
 
 
 def _heads_by_rank(model: Any) -> nn.Module:
@@ -74,7 +75,7 @@ def shard_heads(model: Any, parts: int, index: int, group: Any = None) -> nn.Mod
             keep(projection, "weight", 0, own_parts, own)
         attention.num_key_value_groups //= parts // own_parts
         keep(attention.o_proj, "weight", 1, parts, index)
-        _sum_rows(attention.o_proj, group)
+        sum_rows(attention.o_proj, group)
         if len(attention.k_norm.weight) > attention.head_dim:
             keep(attention.q_norm, "weight", 0, parts, index)
             keep(attention.k_norm, "weight", 0, own_parts, own)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.parallel.data_ports import DATA, DATA_TENSORS, WRAPPED_DATA
 from tests.parallel.ports import Port, Spoil, assert_aligned, first, judged
-from tests.parallel.spoils import LAYER, named
+from tests.parallel.spoils import LAYER, named, scaled_term
 from tests.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -19,12 +19,12 @@ HEALTHY = {"fed-by-rank": DATA, "split-by-a-wrapper": WRAPPED_DATA, "data-and-te
 FAULTS = {
     "one-rank's-norm": (
         DATA,
-        named(f"norm-eps:layer={LAYER},eps=1e-2,rank=1"),
+        named(f"norm-eps:layer={LAYER},eps=0.3,rank=1"),
         (f"{LAYER_NAME}.input_layernorm", None, 1),
     ),
     "one-rank's-term": (
         DATA_TENSORS,
-        named(f"tp-partial-scale:layer={LAYER},factor=1.05,rank=3"),
+        scaled_term,
         (f"{LAYER_NAME}.mlp.down_proj", None, 3),
     ),
 }

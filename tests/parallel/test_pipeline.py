@@ -13,6 +13,7 @@ from validator.checks.findings import Check
 HEALTHY = {
     "own sends and layer numbers": stages.pipeline_port(3, 1),
     "a model cut by hand": stages.cut_port(1, 2),
+    "a model cut by hand, masks by layer": stages.cut_port(1, 2, family="gemma2", kernel="eager"),
     "torch's 1f1b": stages.pipeline_port(3, 1, schedule="1f1b"),
     "torch's gpipe, tensor-parallel stages": stages.pipeline_port(1, 2, schedule="gpipe", tp=2),
 }
@@ -68,3 +69,12 @@ def test_a_partial_sum_of_one_rank_of_a_stage_is_that_ranks(
     assert result.findings[0].check is Check.PARTIAL
     assert first(result) == ("model.layers.1.mlp.down_proj", None, 3)
     assert {finding.module for finding in result.findings} == {"model.layers.1.mlp.down_proj"}
+
+
+def test_masks_that_follow_the_number_on_the_stage_are_named_at_the_layers_that_have_the_wrong_one(
+    tmp_path: Path, rank_pool: Callable[[int], RankPool]
+) -> None:
+    port = stages.cut_port(1, 2, family="gemma2", kernel="eager")
+    result = judged(port, tmp_path, rank_pool, stages.masks_by_own_number)
+    assert first(result) == ("model.layers.1.self_attn", "model.layers.1.self_attn.o_proj", 1)
+    assert {finding.module for finding in result.findings} == {f"model.layers.{i}.self_attn" for i in (1, 2)}

@@ -4,7 +4,7 @@ __all__ = ["IN_REAL_RUNS", "LEFT_OUT"]
 
 IN_REAL_RUNS = {
     "sp-shared-expert-chunk": "tests.parallel.ports_sequences:not_gathered",
-    "moe-ep-combine-ids": "tests.parallel.spoils:choices_of_neighbours",
+    "moe-ep-combine-ids": "tests.parallel.spoils:mixed_up_answers",
 }
 """What plants them in a port that is split over ranks in its own way, as `module:function`, by id."""
 

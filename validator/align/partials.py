@@ -124,6 +124,7 @@ def find_partials(
                     order=order,
                     tensors=_terms(group, outputs),
                     input_boxes={rank: boxes[rank] for rank in group},
+                    box=_output_box(group, outputs),
                     altered=tuple(r for r in group if as_returned and r not in as_returned),
                     made_of=_made_of(group, returned, outputs),
                 )
@@ -151,17 +152,19 @@ def _made_of(
     if len(outputs) != 1:
         return ()
     (joined,) = outputs.values()
+    box = _output_box(group, outputs)
+    shape = joined.plan.shape if box is None else tuple(stop - start for start, stop in box)
     terms = {
         rank: [
             tensor
             for tensor in returned[rank]
             if any(placement.kind == "partial" for placement in tensor.meta.placements or ())
-            and prod(tensor.meta.shape) == prod(joined.plan.shape)
+            and prod(tensor.meta.shape) == prod(shape)
         ]
         for rank in group
     }
     return tuple(
-        LazyTensors(dict(zip(terms, of_module, strict=True)), boxes=None, shape=joined.plan.shape)
+        LazyTensors(dict(zip(terms, of_module, strict=True)), boxes=None, shape=shape)
         for of_module in zip(*terms.values(), strict=False)
     )
 
@@ -172,8 +175,10 @@ def _terms(group: Mapping[int, Collective], outputs: Mapping[str, JoinedEdge]) -
     shape = sum_.entered[0].meta.shape
     boxes = None
     joined = next(iter(outputs.values())) if len(outputs) == 1 else None
-    if joined is not None and sum_.op == "all_reduce" and prod(joined.plan.shape) == prod(shape):
-        shape = joined.plan.shape
+    if joined is not None and sum_.op == "all_reduce":
+        box = _output_box(group, outputs)
+        held = joined.plan.shape if box is None else tuple(stop - start for start, stop in box)
+        shape = held if prod(held) == prod(shape) else shape
     if joined is not None and sum_.op == "reduce_scatter":
         parts = [joined.plan.shard_of(rank) for rank in sum_.ranks]
         sizes = {prod(stop - start for start, stop in box) for box in parts if box is not None}
@@ -184,11 +189,20 @@ def _terms(group: Mapping[int, Collective], outputs: Mapping[str, JoinedEdge]) -
     return LazyTensors(refs, boxes=boxes, shape=shape)
 
 
+def _output_box(group: Collection[int], outputs: Mapping[str, JoinedEdge]) -> Box | None:
+    """Return the part of the only output that all ranks of a group hold; None where it is all, or not one."""
+    if len(outputs) != 1:
+        return None
+    (joined,) = outputs.values()
+    held = {joined.plan.shard_of(rank) for rank in group}
+    return held.pop() if len(held) == 1 else None
+
+
 def _input_boxes(calls: Mapping[int, Call], inputs: Mapping[str, JoinedEdge]) -> dict[int, Box | None]:
-    """Return the slice of the contraction that each rank did: its shard of the last dim of the only input."""
+    """Return the slice of the only input that each rank worked on, a shard of its last dim."""
     if len(inputs) != 1:
         return dict.fromkeys(calls)
     (joined,) = inputs.values()
     boxes = {rank: joined.plan.shard_of(rank) for rank in calls}
-    whole = joined.plan.whole
-    return {rank: box if box and box[:-1] == whole[:-1] else None for rank, box in boxes.items()}
+    last = joined.plan.whole[-1:]
+    return {rank: box if box and box[-1:] != last else None for rank, box in boxes.items()}

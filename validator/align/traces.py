@@ -101,6 +101,7 @@ class PartialSum:
         order: 0 for the first collective inside this call, 1 for the second, ...
         input_boxes: per rank, the box of the call's (only) input that this rank's slice of a sharded
             contraction covers, or None where it can't be told.
+        box: of the call's only output that the sum is, or None for all of it.
         altered: ranks that gave something else than what a module inside the call had returned, where others
             gave just that.
         made_of: what modules inside the call returned that are terms of a sum as well, per rank: these terms
@@ -111,6 +112,7 @@ class PartialSum:
     order: int
     tensors: Mapping[int, torch.Tensor]
     input_boxes: Mapping[int, tuple[tuple[int, int], ...] | None]
+    box: tuple[tuple[int, int], ...] | None = None
     altered: tuple[int, ...] = ()
     made_of: tuple[Mapping[int, torch.Tensor], ...] = ()
 

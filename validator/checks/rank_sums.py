@@ -17,6 +17,7 @@ from validator.numerics.bands import partials_sigma, product_noise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
+from validator.sharding.plan import Box
 
 __all__ = ["Term", "given_terms", "judge_terms", "ranks_terms", "reduction_sigma", "summed"]
 
@@ -47,19 +48,29 @@ def reduction_sigma(code: Code, edge: CodeEdge, recipe: Recipe) -> Tensor:
     zero = torch.zeros((), dtype=torch.float64)
     if edge.into is not None or not code.call.partials:
         return zero
-    terms = _partial_values(code.call.partials[0], tuple(edge.exact.shape))
-    if terms is None:
-        return zero
     dtype = edge.cand.data.dtype if recipe.reduce == "storage" else getattr(torch, recipe.reduce)
     fmt = format_of(dtype)
-    # The sum's own rounding is the result's, unless a bias is added to it.
+    # The sum's own rounding is the result's, unless a bias is added to it or another sum follows.
+    is_chained = any(partial.order for partial in code.call.partials)
     has_bias = getattr(code.module, "bias", None) is not None
-    sigma = partials_sigma(terms, fmt, roundings=len(terms) - 1 - (not has_bias), is_ordered=False)
-    # What each rank added up was rounded on every rank, and their sums again where they were put together.
-    for of_module in code.call.partials[0].made_of:
-        inner = [term.to(torch.float64) for term in of_module.values()]
-        sigma = torch.hypot(sigma, partials_sigma(inner, fmt, roundings=len(inner) - 1, is_ordered=False))
-    return sigma
+    variance = torch.zeros(edge.exact.shape, dtype=torch.float64)
+    known: set[Box | None] = set()
+    for partial in code.call.partials:
+        # Groups that hold copies of one sum are one; those of sums that are summed again are not.
+        if partial.box in known and not is_chained:
+            continue
+        known.add(partial.box)
+        region = variance if partial.box is None else variance[_slices(partial.box)]
+        terms = _partial_values(partial, tuple(region.shape))
+        if terms is None:
+            continue
+        roundings = len(terms) - 1 - (not has_bias and not is_chained)
+        region += partials_sigma(terms, fmt, roundings=roundings, is_ordered=False).square()
+        # What each rank added up was rounded on every rank, and again where the sums were put together.
+        for of_module in partial.made_of:
+            inner = [term.to(torch.float64) for term in of_module.values()]
+            region += partials_sigma(inner, fmt, roundings=len(inner) - 1, is_ordered=False).square()
+    return variance.sqrt()
 
 
 def judge_terms(
@@ -92,19 +103,23 @@ def judge_terms(
     call, module = code.call, code.module
     if type(module) is not nn.Linear or not call.partials or edge.path or len(call.inputs) != 1:
         return
-    partial = call.partials[0]
     (source,) = call.inputs.values()
     given = source.read(view).data
     weight = _parameter(trace, call, "weight", module.weight)
     biases = [torch.zeros((), dtype=torch.float64)]
     if module.bias is not None:
         biases.append(_parameter(trace, call, "bias", module.bias))
-    for rank in view.ranks:
+    first = {
+        rank: partial for partial in call.partials if partial.order == 0 for rank in partial.input_boxes
+    }
+    for rank, partial in first.items():
         box, cand = partial.input_boxes.get(rank), partial.tensors.get(rank)
-        if box is None or cand is None or cand.shape != edge.cand.data.shape:
+        if rank not in view.ranks or box is None or cand is None:
             continue
-        columns = slice(*box[-1])
-        part, rows = given[..., columns], weight[:, columns].T
+        region = _slices(box)
+        part, rows = given[region], weight[:, region[-1]].T
+        if cand.shape != (*part.shape[:-1], edge.cand.data.shape[-1]):
+            continue
         tried = []
         for bias in biases:
             term = term_code(code, edge, rank=rank, given=part, weight=rows, bias=bias, cand=cand)
@@ -118,7 +133,7 @@ def judge_terms(
                 cand=cand,
                 band=band,
                 control=None,
-                judged=judged,
+                judged=None if judged is None else judged.expand(edge.cand.data.shape)[region[:-1]],
                 dims=edge.cand.dims,
                 bench=bench,
             )
@@ -190,6 +205,10 @@ def summed(module: nn.Module, terms: Sequence[Term]) -> Tensor:
     if bias is None or any(bool(term.bias.any()) for term in terms):
         return total
     return total + bias.detach().to(torch.float64)
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(*interval) for interval in box)
 
 
 def _parameter(trace: Trace, call: TraceCall, name: str, parameter: Tensor) -> Tensor:

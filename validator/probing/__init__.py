@@ -11,5 +11,5 @@ how to run on the ranks and returns what each rank observed:
 | `BandwidthCase` | how many bytes a second? Figures, never a verdict |
 
 Every rank can make every rank's inputs, so each finds by itself what is wrong with what it got;
-`summary` puts the ranks together and says which rank is guilty.
+`problems` puts the ranks together and says which rank is guilty.
 """

@@ -64,15 +64,15 @@ class Call:
 
     def buffers(self) -> tuple[Tensor, Tensor]:
         """Return this rank's input and the buffer for the result, which is the input where it is in place."""
-        exchange, me = self.exchange, self.ranks.rank
+        exchange, me, device = self.exchange, self.ranks.rank, self.ranks.device
         if exchange.in_place and (exchange.reduction is not None or me == exchange.root):
-            sent = received = arrange(self.input_of(me), self.memory).to(self.ranks.device)
+            sent = received = arrange(self.input_of(me).to(device), self.memory)
         elif exchange.in_place:
-            sent = received = arrange(poisoned(exchange.size, self.dtype), self.memory).to(self.ranks.device)
+            sent = received = arrange(poisoned(exchange.size, self.dtype).to(device), self.memory)
         else:
-            sent = arrange(self.input_of(me), self.memory).to(self.ranks.device)
+            sent = arrange(self.input_of(me).to(device), self.memory)
             size = exchange.output_size(me)
-            received = poisoned(size, self.dtype).view(-1, *sent.shape[1:]).to(self.ranks.device)
+            received = poisoned(size, self.dtype).view(-1, *sent.shape[1:]).to(device)
         return sent, received
 
     def run(self) -> Tensor:

@@ -99,11 +99,17 @@ def _observe(rank: int, world_size: int, path: Path, kind: str, repeat: int, fol
     ranks = Ranks(rank=rank, world_size=world_size, device=device, repeat=repeat)
     # Through files: what the collectives under test bring can't be trusted.
     document = {
-        "backend": str(dist.get_backend_config()).removeprefix("cpu:gloo,") if kind != "cpu" else "gloo",
+        "backend": _backend(kind),
         "observations": [seen.to_json() for seen in _observations(_load(path), ranks)],
     }
     meet(device)
     (folder / f"{rank}.json").write_text(json.dumps(document))
+
+
+def _backend(kind: str) -> str:
+    """Return which of the group's backends has a device type's tensors, from `"cpu:gloo,cuda:nccl"`."""
+    named = dict(pair.split(":", 1) for pair in str(dist.get_backend_config()).split(","))
+    return named[kind]
 
 
 def _observations(probe: ModuleType, ranks: Ranks) -> Iterator[Observation]:

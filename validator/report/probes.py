@@ -10,7 +10,8 @@ from rich.text import Text
 
 from validator.checks.findings import Verdict
 from validator.probing.bandwidth import bus_bytes
-from validator.probing.summary import ProbeOutcome, Problem, Row
+from validator.probing.problems import Problem
+from validator.probing.summary import ProbeOutcome, Row
 from validator.report.json_report import SCHEMA_VERSION, plain
 from validator.report.result import EXIT_CODES
 
