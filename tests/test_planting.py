@@ -108,3 +108,10 @@ def test_a_fault_can_be_planted_in_a_capture(llama: str, tmp_path: Path) -> None
     comparison = compare(ref=tmp_path / "healthy.h5", cand=tmp_path / "faulty.h5").comparison
     assert comparison.first_difference is not None
     assert comparison.first_difference.module == "model.layers.1.self_attn.o_proj"
+
+
+def test_what_judges_a_capture_says_that_a_fault_was_planted_in_it(llama: str, tmp_path: Path) -> None:
+    path = tmp_path / "faulty.h5"
+    assert run("capture", llama, "-o", str(path), "--plant", "rope-sign:layer=1").exit_code == 0
+    result = check_target(llama, capture=path)
+    assert result.outcome.notes[0].startswith("a fault was planted in the candidate: rope-sign:layer=1; ")

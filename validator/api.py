@@ -79,7 +79,8 @@ def check_target(
         target = load_target(source, device=device, dtype=dtype, tp=tp)
         target.require("candidate")
     declared = _recipe(recipe) or target.recipe
-    planted = None if plant is None else parse(plant)
+    if plant is not None:
+        parse(plant)
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
         folder = Path(scratch) if keep is None else _made(keep)
         tell("reference", 0, 1)
@@ -120,7 +121,6 @@ def check_target(
                 "candidate": {"source": str(capture or source)},
                 **({"command": run.command()} if capture is None else {}),
             },
-            notes=() if planted is None else (planted.note,),
             progress=tell,
         )
 
@@ -295,8 +295,8 @@ def _judged(
     mesh: Mapping[str, int] | None,
     about: Mapping[str, Any],
     progress: Progress,
-    notes: tuple[str, ...] = (),
 ) -> Result:
+    planted = () if cand.manifest.planted is None else (cand.manifest.planted,)
     ours = ref.rank(0)
     real = real_positions(ours)
     trace = build_trace(cand=_ranks(cand), ref=ours, names=names, layout=layout, mesh=mesh)
@@ -317,7 +317,7 @@ def _judged(
     outcome = replace(
         outcome,
         distribution=end_to_end(ref=ours, trace=trace, real=real),
-        notes=(*notes, *outcome.notes),
+        notes=(*planted, *outcome.notes),
         run={
             **about,
             **{

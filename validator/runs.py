@@ -139,8 +139,9 @@ def _capture_rank(rank: int, world_size: int, run: SideRun) -> None:
 def _capture(run: SideRun, target: Target, model: nn.Module | None) -> None:
     if model is None:
         model = target.candidate() if run.side == "candidate" else target.reference()
-    if run.plant is not None:
-        parse(run.plant).plant(model)
+    planned = None if run.plant is None else parse(run.plant)
+    if planned is not None:
+        planned.plant(model)
     inputs = target.inputs()
     capture_run(
         lambda: feed(target, inputs, model, run.side),
@@ -152,6 +153,7 @@ def _capture(run: SideRun, target: Target, model: nn.Module | None) -> None:
         exclude=run.exclude or None,
         overwrite=run.overwrite,
         recipe=run.recipe,
+        planted=None if planned is None else planned.note,
         inputs=inputs,
     )
 

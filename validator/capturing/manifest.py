@@ -53,6 +53,7 @@ class Manifest:
         world_size: number of ranks that ran.
         ranks: those that were recorded, in ascending order.
         recipe: name of the recipe that the run declared.
+        planted: what a report must say of the fault that was planted in the model, or None.
         include, exclude: globs over the modules' names; an empty `include` is every module.
         silent: modules that were included and did not fire on any rank.
         left_out: tensors that could not be stored, and why, as `module path: type`.
@@ -64,6 +65,7 @@ class Manifest:
     ranks: tuple[int, ...]
     proof: Proof
     recipe: str | None = None
+    planted: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
@@ -112,6 +114,7 @@ class Manifest:
                     spread=_decode(proof["spread"]),
                 ),
                 recipe=None if fields["recipe"] is None else str(fields["recipe"]),
+                planted=None if fields["planted"] is None else str(fields["planted"]),
                 include=_texts(fields["include"]),
                 exclude=_texts(fields["exclude"]),
                 silent=_texts(fields["silent"]),

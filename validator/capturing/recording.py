@@ -79,6 +79,7 @@ class Recording:
         place: where to write.
         selection: what to record.
         recipe: name of the recipe that the run declares.
+        planted: what a report must say of a fault that was planted in the model, or None.
         inputs: described in the metadata; None for what enters the first call.
         parameter_limit_bytes: larger parameters are hashed.
         flush_interval_s: seconds between flushes.
@@ -91,6 +92,7 @@ class Recording:
         selection: Selection,
         *,
         recipe: str | None,
+        planted: str | None,
         inputs: Mapping[str, Any] | None,
         parameter_limit_bytes: int,
         flush_interval_s: float,
@@ -99,6 +101,7 @@ class Recording:
         self._place = place
         self._selection = selection
         self._recipe = recipe
+        self._planted = planted
         self._inputs = inputs
         self._limit_bytes = parameter_limit_bytes
         self._flush_interval_s = flush_interval_s
@@ -265,6 +268,7 @@ class Recording:
             ranks=tuple(share.rank for share in recorded),
             proof=worst([share.proof for share in shares]),
             recipe=self._recipe,
+            planted=self._planted,
             include=self._selection.include,
             exclude=self._selection.exclude,
             silent=silent,

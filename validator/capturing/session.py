@@ -40,6 +40,7 @@ class CaptureOptions(TypedDict, total=False):
     calls: Collection[int] | None
     overwrite: bool
     recipe: str | None
+    planted: str | None
     inputs: Mapping[str, Any] | None
     parameter_limit_bytes: int
     flush_interval_s: float
@@ -56,6 +57,7 @@ def capture(
     calls: Collection[int] | None = None,
     overwrite: bool = False,
     recipe: str | None = None,
+    planted: str | None = None,
     inputs: Mapping[str, Any] | None = None,
     parameter_limit_bytes: int = PARAMETER_LIMIT_BYTES,
     flush_interval_s: float = FLUSH_INTERVAL_S,
@@ -74,6 +76,7 @@ def capture(
         calls: numbers of each module's calls to record, such as `range(2)`; default all.
         overwrite: replace a capture of this name, once the new one is complete.
         recipe: name of the rounding recipe that the run declares.
+        planted: what a report must say of a fault that was planted in the model.
         inputs: described in the metadata; default what enters the first call.
         parameter_limit_bytes: of larger parameters a hash per row is stored instead of values.
         flush_interval_s: a killed run loses what it recorded in about its last so many seconds.
@@ -92,6 +95,7 @@ def capture(
             "calls": calls,
             "overwrite": overwrite,
             "recipe": recipe,
+            "planted": planted,
             "inputs": inputs,
             "parameter_limit_bytes": parameter_limit_bytes,
             "flush_interval_s": flush_interval_s,
@@ -168,6 +172,7 @@ def _recording(model: nn.Module, path: str | os.PathLike[str], options: CaptureO
             ranks=options.get("ranks"),
         ),
         recipe=options.get("recipe"),
+        planted=options.get("planted"),
         inputs=options.get("inputs"),
         parameter_limit_bytes=options.get("parameter_limit_bytes", PARAMETER_LIMIT_BYTES),
         flush_interval_s=options.get("flush_interval_s", FLUSH_INTERVAL_S),
