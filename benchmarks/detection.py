@@ -42,6 +42,9 @@ from benchmarks.tables import (
 )
 from tests.grid import each_value, fields_of, healthy_grid, pairwise
 from tests.models import KERNELS
+from tests.parallel import cases as ports
+from tests.parallel.cases import PortCase
+from tests.parallel.ports import judged
 from tests.planted import KINDS, Expectation
 from tests.ranks import RankPool
 from tests.trials import Trial, judge, logits, trial_of
@@ -57,6 +60,7 @@ _JUDGES = (
     "tests/changes.py",
     "tests/families.py",
     "tests/models.py",
+    "tests/parallel/*.py",
     "tests/planted/*.py",
     "tests/stimuli.py",
     "tests/trials.py",
@@ -113,12 +117,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def plan(*, seeds: int) -> list[Trial]:
+Case = Trial | PortCase
+
+
+def plan(*, seeds: int) -> list[Case]:
     """Return the cases, the most telling first, so that a run that is stopped early has them.
 
     A selection that holds every setting of each fault comes first, for one seed, then the healthy ports (for
     each family and seed a selection that holds every pair of settings, and the variations), then the faults
-    with the other seeds, and then in every pair of settings.
+    with the other seeds, and then in every pair of settings. Ports that are split over ranks in other ways
+    than by a plan come last, each once: what runs on ranks waits for what runs in one process anyway.
     """
     first: list[Trial] = []
     healthy: list[Trial] = []
@@ -135,7 +143,7 @@ def plan(*, seeds: int) -> list[Trial]:
             healthy += [
                 Trial(setup=replace(setup, seed=seed), variation=variation.name) for setup in variation.setups
             ]
-    return list(dict.fromkeys((*first, *healthy, *each, *pairs)))
+    return [*dict.fromkeys((*first, *healthy, *each, *pairs)), *ports.CASES]
 
 
 def _faulty(fault: Expectation, seed: int) -> Iterator[Trial]:
@@ -158,8 +166,9 @@ def code_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[Record]:
+def run_all(cases: Sequence[Case], jobs: int) -> Iterator[Record]:
     """Yield the records of cases as they end: those of one process side by side, then those on ranks."""
+    trials = [case for case in cases if isinstance(case, Trial)]
     alone = [trial for trial in trials if trial.setup.tp == 1]
     with tempfile.TemporaryDirectory(prefix="detection-") as scratch:
         folder = Path(scratch)
@@ -169,6 +178,9 @@ def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[Record]:
             for trial in trials:
                 if trial.setup.tp > 1:
                     yield run_case(trial, folder, pool)
+            for case in cases:
+                if isinstance(case, PortCase):
+                    yield run_port(case, folder / case.label, pool)
 
 
 def _run_alone(trial: Trial, folder: Path) -> Record:
@@ -188,21 +200,45 @@ def run_case(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> Rec
         seconds = time.monotonic() - start
         ref, cand, control = logits(trial, folder, pool)
         rules = broken_rules(ref=ref, cand=cand, control=control, dtype=getattr(torch, trial.setup.dtype))
-    except (
-        Exception
-    ) as error:  # one case's failure must not end a run of an hour; it is shown and tried again
-        why = f"{type(error).__name__}: {error}"
-        return record | {"outcome": ERROR, "why": why, "seconds": round(time.monotonic() - start, 2)}
-    outcome, why = outcome_of(trial, result)
+    except Exception as error:  # one case's failure must not end a run of an hour
+        return record | _failure(error, start)
+    return record | _said(result, *outcome_of(trial, result), seconds) | {"rules": rules}
+
+
+def run_port(case: PortCase, folder: Path, pool: Callable[[int], RankPool]) -> Record:
+    """Judge one port that is split over ranks; common rules have no logits of it to look at."""
+    start = time.monotonic()
+    fault = case.name if case.is_faulty else None
+    record = {
+        "label": case.label,
+        "family": case.port.family,
+        "kind": f"{case.kind} parallel ports",
+        "fault": fault,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        result = judged(case.port, folder, pool, case.spoil)
+    except Exception as error:  # as above
+        return record | _failure(error, start)
+    outcome, why = _healthy_outcome(result) if fault is None else _faulty_outcome(result, case.mistake)
+    return record | _said(result, outcome, why, time.monotonic() - start)
+
+
+def _failure(error: Exception, start: float) -> Record:
+    """Return what is shown of a case that could not be judged, and is tried again."""
+    why = f"{type(error).__name__}: {error}"
+    return {"outcome": ERROR, "why": why, "seconds": round(time.monotonic() - start, 2)}
+
+
+def _said(result: Result, outcome: str, why: str, seconds: float) -> Record:
     first = result.first_divergence
-    return record | {
+    return {
         "outcome": outcome,
         "why": why,
         "seconds": round(seconds, 2),
         "verdict": result.verdict.value,
         "first": None if first is None else first.summary,
         "findings": len(result.findings),
-        "rules": rules,
     }
 
 
@@ -215,14 +251,23 @@ def _kind(trial: Trial) -> str:
 def outcome_of(trial: Trial, result: Result) -> tuple[str, str]:
     """Return what became of a case, and why where that is not what it should be."""
     if trial.fault is None:
-        if result.findings:
-            return FALSE_ALARM, result.findings[0].summary
-        if result.verdict is not Verdict.ALIGNED:
-            return INCONCLUSIVE, "; ".join(result.outcome.why_inconclusive)
-        return ALIGNED, ""
+        return _healthy_outcome(result)
+    expected = _FAULTS[trial.fault]
+    return _faulty_outcome(result, lambda result: expected.mistake(result, trial.layer))
+
+
+def _healthy_outcome(result: Result) -> tuple[str, str]:
+    if result.findings:
+        return FALSE_ALARM, result.findings[0].summary
+    if result.verdict is not Verdict.ALIGNED:
+        return INCONCLUSIVE, "; ".join(result.outcome.why_inconclusive)
+    return ALIGNED, ""
+
+
+def _faulty_outcome(result: Result, mistake_of: Callable[[Result], str]) -> tuple[str, str]:
     if result.verdict not in (Verdict.DIVERGENT, Verdict.UNDECLARED_PRECISION):
         return MISSED, f"the verdict is {result.verdict}"
-    mistake = _FAULTS[trial.fault].mistake(result, trial.layer)
+    mistake = mistake_of(result)
     return (DETECTED, mistake) if mistake else (EXACT, "")
 
 

@@ -1,4 +1,4 @@
-"""Every port that is split over ranks, healthy and with what is planted in it: a module, a child and a rank."""
+"""Every port that is split over ranks, healthy and with faults, each with what must be named first."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from tests.parallel.ports import Port, Spoil
 from tests.parallel.spoils import LAYER, RANK, named
 from validator.report.result import Result
 
-__all__ = ["CASES", "FAULTY", "HEALTHY", "Guilty", "PortCase", "of_kind"]
+__all__ = ["CASES", "FAULTY", "HEALTHY", "Guilty", "PortCase"]
 
 Guilty = tuple[str, str | None, int | None]
 """The module that must be named first, the child that it leads into, and the rank; None where none is."""
@@ -31,7 +31,8 @@ class PortCase:
         name: no other case of the kind has it.
         port: what runs.
         spoil: plants a fault, or None.
-        guilty: what must be named, or None for a healthy port.
+        guilty: what must be named first, or None for a healthy port.
+        spoilt: what the names of all modules with a finding begin with; by default the guilty one's.
         signature: kind of the signature that the first finding must have, or None for any.
     """
 
@@ -40,7 +41,13 @@ class PortCase:
     port: Port
     spoil: Spoil | None = None
     guilty: Guilty | None = None
+    spoilt: str | None = None
     signature: str | None = None
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether anything is wrong with it; what is spoilt may be the port itself."""
+        return self.guilty is not None
 
     @property
     def label(self) -> str:
@@ -48,15 +55,19 @@ class PortCase:
         return f"ranks-{self.kind}-{self.name}"
 
     def mistake(self, result: Result) -> str:
-        """Say what the first finding of a faulty port got wrong, or ""."""
+        """Say what a result of a faulty port gets wrong, or ""."""
+        assert self.guilty is not None
+        if not result.findings:
+            return "nothing was found"
         found = result.findings[0]
-        named_first = (found.module, found.into, found.rank)
-        if named_first != self.guilty:
-            return f"named {named_first} for {self.guilty}"
+        if (found.module, found.into, found.rank) != self.guilty:
+            return f"blamed {(found.module, found.into, found.rank)}, not {self.guilty}"
         kind = None if found.signature is None else found.signature.kind
         if self.signature not in (None, kind):
-            return f"the signature is {kind}, not {self.signature}"
-        return ""
+            return f"called it {kind}, not {self.signature}"
+        spoilt = self.guilty[0] if self.spoilt is None else self.spoilt
+        innocent = [finding for finding in result.findings if not finding.module.startswith(spoilt)]
+        return f"also blamed: {innocent[0].summary}" if innocent else ""
 
 
 HEALTHY = tuple(
@@ -223,6 +234,7 @@ FAULTY = (
         name="weights-of-the-first-layers",
         port=stages.pipeline_port(2, 1, load=stages.second_stage_first_layers),
         guilty=("model.layers.2.self_attn.q_proj", None, 1),
+        spoilt="model.layers.2.",
         signature="other_parameter",
     ),
     PortCase(
@@ -247,6 +259,14 @@ FAULTY = (
         port=stages.pipeline_port(1, 1, tp=2),
         spoil=stages.partial_scaled,
         guilty=("model.layers.1.mlp.down_proj", None, 3),
+    ),
+    PortCase(
+        kind="pipeline",
+        name="masks-by-the-number-on-the-stage",
+        port=stages.cut_port(1, 2, family="gemma2", kernel="eager"),
+        spoil=stages.masks_by_own_number,
+        guilty=("model.layers.1.self_attn", "model.layers.1.self_attn.o_proj", 1),
+        spoilt="model.layers.",
     ),
     PortCase(
         kind="context",
@@ -301,8 +321,3 @@ FAULTY = (
 )
 
 CASES = (*HEALTHY, *FAULTY)
-
-
-def of_kind(cases: tuple[PortCase, ...], kind: str) -> dict[str, PortCase]:
-    """Return the cases of one kind of parallelism by name."""
-    return {case.name: case for case in cases if case.kind == kind}

@@ -1,0 +1,27 @@
+"""Ports that are split over ranks, healthy and faulty, as `make detection` judges them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.cases import FAULTY, HEALTHY, PortCase
+from tests.parallel.ports import assert_aligned, judged
+from tests.ranks import RankPool
+
+Pool = Callable[[int], RankPool]
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case.label)
+def test_a_healthy_port_is_aligned_and_all_of_it_is_checked(
+    case: PortCase, tmp_path: Path, rank_pool: Pool
+) -> None:
+    assert_aligned(judged(case.port, tmp_path, rank_pool))
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.label)
+def test_a_fault_is_named_with_its_module_its_rank_and_its_kind(
+    case: PortCase, tmp_path: Path, rank_pool: Pool
+) -> None:
+    result = judged(case.port, tmp_path, rank_pool, case.spoil)
+    assert case.mistake(result) == ""
