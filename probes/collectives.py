@@ -174,13 +174,17 @@ def bits(draw: Draw) -> torch.Tensor:
 
 
 def integers(draw: Draw) -> torch.Tensor:
-    """Return integers, none of them 0, as large as their sums stay exact, with one of them doubled."""
+    """Return integers, as large as their sums stay exact, with one of them doubled.
+
+    None of them is 0, unless there are more ranks than the format has integers: then as many take turns.
+    """
     largest = _largest(draw) // (draw.world_size + 1)
     numbers = torch.randint(
         (largest + 1) // 2, largest + 1, (draw.size,), dtype=torch.int64, generator=draw.generator()
     ).clamp(min=1)
     signs = torch.randint(0, 2, (draw.size,), generator=draw.generator("sign")) * 2 - 1
-    return (numbers * signs).to(torch.float64).to(draw.dtype)
+    has_turn = (torch.arange(draw.size) + draw.rank) % draw.world_size < _largest(draw)
+    return (numbers * signs * has_turn).to(torch.float64).to(draw.dtype)
 
 
 def one_owner(draw: Draw) -> torch.Tensor:

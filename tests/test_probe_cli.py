@@ -78,6 +78,17 @@ def test_a_file_without_cases_is_no_probe(tmp_path: Path, capsys: pytest.Capture
     assert document["error"]["message"] == f"{str(path)!r} is no probe: it defines no cases"
 
 
+@pytest.mark.parametrize("ranks", ["'2'", "0", "None"])
+def test_a_number_of_ranks_that_is_none_is_one_message(
+    ranks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(f"min_ranks = {ranks}\n\n\ndef cases(world_size):\n    return []\n")
+    code, out, err = run(capsys, "probe", str(path))
+    assert (code, out) == (2, "")
+    assert f"min_ranks in {str(path)!r} is {ranks}; it must be a number of ranks" in err
+
+
 def probe(tmp_path: Path, planted: str) -> tuple[int, str, dict[str, Any]]:
     """Run the command on two ranks, in a process of its own: a probe may replace torch's functions."""
     path = tmp_path / "planted.py"

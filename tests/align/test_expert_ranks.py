@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.align.build import Recorder
+from tests.align.build import Recorder, tensor_ref
 from validator.align.expert_ranks import number_experts
 from validator.align.parameters import join_parameters
 from validator.capturing.records import RankCapture
+from validator.sharding.layout import parse_layout
 
 COUNT = 4
 CHOSEN = torch.tensor([[0, 3], [2, 1], [3, 2]])
 WEIGHTS = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.625, 0.375]])
+MODULES = {name: name for name in ("mlp", "mlp.gate", "mlp.experts")}
 STACKED = torch.arange(float(COUNT * 6)).reshape(COUNT, 2, 3)
 
 
@@ -47,7 +49,7 @@ def numbered(captures: list[RankCapture]) -> list[dict[str, Tensor]]:
     joined = join_parameters(cand=captures, ref=recorder.capture(), rename=lambda name: name)
     return [
         {path: value.read() for path, value in call.inputs.items()}
-        for capture in number_experts(captures, joined.edges)
+        for capture in number_experts(captures, joined.edges, MODULES)
         for call in capture.calls
         if call.module == "mlp.experts"
     ]
@@ -82,4 +84,41 @@ def test_experts_that_are_given_the_routers_choice_are_left_as_they_are() -> Non
     recorder = Recorder()
     recorder.parameter("mlp.experts.down_proj", STACKED)
     joined = join_parameters(cand=plain, ref=recorder.capture(), rename=lambda name: name)
-    assert number_experts(plain, joined.edges) == tuple(plain)
+    assert number_experts(plain, joined.edges, MODULES) == tuple(plain)
+
+
+def test_calls_of_modules_of_other_names_are_found_by_the_references() -> None:
+    renamed = [
+        replace(capture, calls=tuple(replace(c, module=f"module.{c.module}") for c in capture.calls))
+        for capture in run("sentinel")
+    ]
+    recorder = Recorder()
+    recorder.parameter("mlp.experts.down_proj", STACKED)
+    joined = join_parameters(cand=renamed, ref=recorder.capture(), rename=lambda name: name)
+    modules = {f"module.{name}": name for name in MODULES}
+    for capture in number_experts(renamed, joined.edges, modules):
+        (experts,) = (call for call in capture.calls if call.module == "module.mlp.experts")
+        assert torch.equal(experts.inputs["top_k_index"].read(), CHOSEN)
+
+
+def test_ranks_of_another_stage_that_run_no_experts_are_not_waited_for() -> None:
+    captures = [*run("sentinel"), Recorder(2).capture()]
+    assert all(torch.equal(inputs["top_k_index"], CHOSEN) for inputs in numbered(captures))
+
+
+def test_a_rank_whose_experts_do_not_follow_each_other_keeps_its_numbers() -> None:
+    captures = [
+        replace(
+            capture,
+            parameters={
+                name: replace(p, ref=tensor_ref(STACKED[capture.rank :: 2]))
+                for name, p in capture.parameters.items()
+            },
+        )
+        for capture in run("sentinel")
+    ]
+    recorder = Recorder()
+    recorder.parameter("mlp.experts.down_proj", STACKED)
+    layouts = {"mlp.experts": parse_layout("down_proj=experts[ep:interleaved] rows columns")}
+    joined = join_parameters(cand=captures, ref=recorder.capture(), rename=lambda name: name, layouts=layouts)
+    assert number_experts(captures, joined.edges, MODULES) == tuple(captures)

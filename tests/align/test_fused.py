@@ -93,6 +93,21 @@ def test_a_usual_name_is_taken_apart_on_any_number_of_ranks(world: int, kv_parts
     assert trace.unmatched_reference == ()
 
 
+@pytest.mark.parametrize(
+    "layout", [None, {"attn.qkv_proj": "b s (q=16|k=8|v=8)[tp]"}], ids=["by its shapes", "as declared"]
+)
+def test_ranks_of_another_stage_hold_no_block(layout: dict[str, str] | None) -> None:
+    others = []
+    for rank in (2, 3):
+        recorder = Recorder(rank)
+        with recorder.call("", {"x": X}) as out:
+            out[""] = X
+        others.append(recorder.capture())
+    trace = build_trace(cand=[*fused(2), *others], ref=reference(), layout=layout)
+    assert_apart(trace)
+    assert {part.rank for part in trace.parameters["attn.q_proj.weight"].parts} == {0, 1}
+
+
 def reordered(line: str, world: int) -> list[RankCapture]:
     """Run the projections as one whose rows lie as a layout line of the outputs says."""
     declared = parse_layout(line).of("output")
@@ -277,3 +292,41 @@ def test_usual_names_of_one_parent_are_each_taken_once() -> None:
 def test_all_runs_that_add_up_are_found() -> None:
     others = [module(f"m.{i}", 4, 4) for i in range(3)]
     assert [f.parts for f in find_parts(module("m.x", 8, 4), others, 1)] == [("m.0", "m.1"), ("m.1", "m.2")]
+
+
+def test_a_declared_layout_holds_for_the_other_dims_of_the_parts_too() -> None:
+    x = random(2, 8, WIDTH)
+
+    def run(
+        rank: int, rows: list[int], outputs: dict[str, Tensor], weights: dict[str, Tensor]
+    ) -> RankCapture:
+        recorder = Recorder(rank)
+        with recorder.call("", {"x": x}) as out, recorder.call("attn", {"x": x}) as inner:
+            for leaf, output in outputs.items():
+                recorder.parameter(f"attn.{leaf}.weight", weights[leaf])
+                recorder.leaf(f"attn.{leaf}", x[:, rows], output[:, rows])
+            inner[""] = out[""] = x
+        return recorder.capture()
+
+    weights = dict(zip(PARTS, WEIGHTS, strict=True))
+    projected = {leaf: x @ weight.T for leaf, weight in weights.items()}
+    cand = []
+    for rank in range(4):
+        (own, whole) = (
+            {"qkv_proj": torch.cat([part.chunk(2, dim)[rank % 2] for part in parts.values()], dim)}
+            for parts, dim in ((weights, 0), (projected, -1))
+        )
+        rows = [0, 3, 4, 7] if rank < 2 else [1, 2, 5, 6]
+        cand.append(run(rank, rows, whole, own))
+    order = "s:0,3,4,7,1,2,5,6[cp]"
+    line = f"input=b {order} h, output=b {order} (q=16|k=8|v=8)[tp]"
+    trace = build_trace(
+        cand=cand,
+        ref=run(0, list(range(8)), projected, weights),
+        layout={"*.qkv_proj": line},
+        mesh={"cp": 2, "tp": 2},
+    )
+    for leaf in PARTS:
+        call = trace.calls[f"attn.{leaf}", 0]
+        assert torch.equal(call.inputs["input"].read(ALL).data, x)
+        assert torch.equal(call.outputs[""].read(ALL).data, projected[leaf])

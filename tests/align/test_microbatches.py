@@ -81,6 +81,20 @@ def test_parts_of_the_batch_are_one_call_with_its_sums(parts: tuple[slice, ...],
     assert torch.equal(sum_.entered[0].read(), X / 2)
 
 
+def test_sums_of_single_numbers_are_joined_too() -> None:
+    recorder = Recorder()
+    with recorder.call("", {"x": X}):
+        for part in (X[:2], X[2:]):
+            with recorder.call("up", {"input": part}) as out:
+                recorder.reduce(part.sum(), part.sum(), (0, 1))
+                out[""] = part
+    reference = Recorder()
+    with reference.call("", {"x": X}):
+        reference.leaf("up", X, X)
+    (sum_,) = joined(recorder.capture(), reference.capture()).collectives
+    assert torch.equal(sum_.left[0].read(), torch.stack([X[:2].sum(), X[2:].sum()]))
+
+
 def test_what_every_part_has_alike_alone_is_no_micro_batch() -> None:
     recorder = Recorder()
     with recorder.call("", {"x": X}):

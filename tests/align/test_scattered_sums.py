@@ -45,6 +45,10 @@ def test_parts_of_something_else_enter_one_after_the_other() -> None:
     assert torch.equal(entered(*other), torch.cat(other))
 
 
+def test_a_number_for_each_rank_enters_as_a_list_of_them() -> None:
+    assert torch.equal(entered(torch.tensor(1.0), torch.tensor(2.0)), torch.tensor([1.0, 2.0]))
+
+
 def test_sums_that_are_not_scattered_stay() -> None:
     laid_out = torch.cat(CHUNKS)
     assert torch.equal(entered(laid_out, op="all_reduce"), laid_out)

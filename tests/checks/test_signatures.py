@@ -141,6 +141,12 @@ def test_one_row_of_channels_has_no_constant_vector() -> None:
     assert named(y, y + BIAS) is None
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_two_rows_have_in_common_by_chance_is_no_constant_vector(seed: int) -> None:
+    y, noise = (values(seed)[0, :2], values(seed + 100)[0, :2])
+    assert named(y, y + 0.3 * noise) is None
+
+
 def test_padding_and_special_values_are_left_out() -> None:
     y = values()
     cand = y * 1.5

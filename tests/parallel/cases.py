@@ -1,9 +1,12 @@
 """Every port that is split over ranks, healthy and with faults, each with what must be named first."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tests.parallel import data_ports as data
 from tests.parallel import expert_ports as experts
+from tests.parallel import ports_names as names
 from tests.parallel import ports_sequences as sequences
 from tests.parallel import ports_stages as stages
 from tests.parallel import ports_tokens as tokens
@@ -11,6 +14,9 @@ from tests.parallel import spoils
 from tests.parallel import tensor_ports as tensors
 from tests.parallel.ports import Port, Spoil
 from tests.parallel.spoils import LAYER, RANK, named
+from tests.planted.routing import FAULTS as ROUTING
+from tests.stimuli import change_weights
+from validator.checks.findings import Verdict
 from validator.report.result import Result
 
 __all__ = ["CASES", "FAULTY", "HEALTHY", "Guilty", "PortCase"]
@@ -34,6 +40,7 @@ class PortCase:
         guilty: what must be named first, or None for a healthy port.
         spoilt: what the names of all modules with a finding begin with; by default the guilty one's.
         signature: kind of the signature that the first finding must have, or None for any.
+        verdict: of a faulty port.
     """
 
     kind: str
@@ -43,6 +50,7 @@ class PortCase:
     guilty: Guilty | None = None
     spoilt: str | None = None
     signature: str | None = None
+    verdict: Verdict = Verdict.DIVERGENT
 
     @property
     def is_faulty(self) -> bool:
@@ -52,7 +60,7 @@ class PortCase:
     @property
     def label(self) -> str:
         """A name that no other case has."""
-        return f"ranks-{self.kind}-{self.name}"
+        return f"ranks-{self.kind}-{self.name}".replace(" ", "-")
 
     def mistake(self, result: Result) -> str:
         """Say what a result of a faulty port gets wrong, or ""."""
@@ -65,9 +73,31 @@ class PortCase:
         kind = None if found.signature is None else found.signature.kind
         if self.signature not in (None, kind):
             return f"called it {kind}, not {self.signature}"
+        if result.verdict is not self.verdict:
+            return f"the verdict is {result.verdict}, not {self.verdict}"
         spoilt = self.guilty[0] if self.spoilt is None else self.spoilt
         innocent = [finding for finding in result.findings if not finding.module.startswith(spoilt)]
         return f"also blamed: {innocent[0].summary}" if innocent else ""
+
+
+def _routed() -> Iterator[PortCase]:
+    """Yield the faults of routers, planted on all ranks of a port whose experts are split by transformers."""
+    for fault in ROUTING:
+        (edge,) = fault.guilty
+        yield PortCase(
+            kind="routed expert",
+            name=fault.fault,
+            port=Port(
+                family=fault.families[0],
+                ranks=2,
+                distributed=experts.PLANNED.distributed,
+                fill=partial(change_weights, stimulus=fault.stimulus),
+            ),
+            spoil=named(f"{fault.fault}:layer={LAYER}"),
+            guilty=(edge.module.format(layer=LAYER), None, None),
+            signature=fault.signature,
+            verdict=fault.verdict,
+        )
 
 
 HEALTHY = tuple(
@@ -86,6 +116,8 @@ HEALTHY = tuple(
         },
         "expert": {
             "planned": experts.PLANNED,
+            "planned-sorted-by-expert": experts.PLANNED_SORTED,
+            "planned-sorted-with-groups-and-a-shared-expert": experts.PLANNED_GROUPS,
             "planned-and-sent": experts.PLANNED_SENT,
             "summed": experts.SUMMED,
             "summed-with-a-shared-expert": experts.SHARED,
@@ -156,6 +188,15 @@ FAULTY = (
     ),
     PortCase(
         kind="tensor",
+        name="a-fused-weight-cut-in-one-piece",
+        port=Port(family="qwen2", ranks=2, shard=names.engine_part),
+        spoil=names.cut_in_one_piece,
+        guilty=(f"{ATTENTION}.q_proj", None, RANK),
+        signature="layout",
+        spoilt=ATTENTION,
+    ),
+    PortCase(
+        kind="tensor",
         name="no-sum-in-the-caller",
         port=tensors.LATE_SUMS,
         spoil=spoils.unsummed_attention,
@@ -215,6 +256,7 @@ FAULTY = (
         spoil=spoils.overcounted_shared_expert,
         guilty=(MLP, None, None),
     ),
+    *_routed(),
     PortCase(
         kind="data",
         name="one-rank's-norm",

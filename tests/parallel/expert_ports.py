@@ -20,7 +20,9 @@ __all__ = [
     "DATA_EXPERTS",
     "IDLE_RANK",
     "PLANNED",
+    "PLANNED_GROUPS",
     "PLANNED_SENT",
+    "PLANNED_SORTED",
     "SENT",
     "SHARED",
     "SUMMED",
@@ -191,6 +193,11 @@ def _idle_last(model: nn.Module) -> None:
 
 
 PLANNED = Port(family="qwen3-moe", ranks=2, distributed={"tp_plan": "auto", "tp_size": 2, "ep_size": 2})
+# The kernels of these sort the tokens of all experts on each rank.
+PLANNED_SORTED = Port(family="mixtral", ranks=2, distributed=PLANNED.distributed)
+PLANNED_GROUPS = Port(
+    family="deepseek-v3", ranks=4, distributed={"tp_plan": "auto", "tp_size": 4, "ep_size": 4}
+)
 PLANNED_SENT = Port(
     family="qwen3-moe",
     ranks=4,

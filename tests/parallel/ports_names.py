@@ -304,6 +304,16 @@ def swap_keys_and_values(port: nn.Module) -> None:
         attention.qkv_proj.weight.copy_(torch.cat((query, value, key)))
 
 
+def cut_in_one_piece(port: nn.Module) -> None:
+    """Give each rank its part of `[Q; K; V]` of the second layer, not its part of each of them."""
+    attention = port.model.layers[1].self_attn
+    blocks = [torch.empty_like(attention.qkv_proj.weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(blocks, attention.qkv_proj.weight.contiguous())
+    parts = zip(*(block.split(attention.sizes) for block in blocks), strict=True)
+    stacked = torch.cat([torch.cat(part) for part in parts])
+    attention.qkv_proj.weight.copy_(stacked.chunk(len(blocks))[dist.get_rank()])
+
+
 class Expert(nn.Module):
     """One expert of a mixture."""
 

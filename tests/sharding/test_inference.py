@@ -1,6 +1,7 @@
 """The ways of splitting that shapes allow, and which of them the values of a run show."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from validator.sharding.inference import (
 from validator.sharding.placements import place
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
+ROLE = "layers.*.k_proj.weight"
 
 
 def evidence(
@@ -28,7 +30,7 @@ def evidence(
     return Evidence(
         tensors={rank: tensor_ref(part) for rank, part in parts.items()},
         ref=None if ref is None else tensor_ref(ref),
-        role="layers.*.k_proj.weight",
+        role=ROLE,
         habits=habits or Habits(),
     )
 
@@ -101,10 +103,34 @@ def test_what_nothing_tells_apart_asks_for_a_line_and_prints_it() -> None:
     assert 'declare "d0[axis1] d1" with mesh = {"axis0": 2, "axis1": 2} or "d0[tp/2] d1"' in str(caught.value)
 
 
+def test_the_line_that_is_asked_for_says_of_which_side_it_is() -> None:
+    noise = {rank: torch.zeros(2, 6) + rank for rank in range(4)}
+    with pytest.raises(LayoutError, match=r'or "weight=d0\[tp/2\] d1"'):
+        plan_of(replace(evidence(noise, ref=None), side="weight"))
+
+
 def test_parts_that_are_equal_need_no_decision() -> None:
     zeros = torch.zeros(4, 6)
     parts = dict.fromkeys(range(4), zeros[:2])
     assert choose(ways(parts), evidence(parts, ref=zeros)) is not None
+
+
+def test_parts_that_are_equal_are_no_evidence_for_other_tensors() -> None:
+    habits = Habits()
+    zeros = dict.fromkeys(range(4), torch.zeros(2, 6))
+    choose(ways(zeros), evidence(zeros, ref=torch.zeros(4, 6), habits=habits))
+    assert not habits.roles
+    plan_of(evidence(STRIDED, habits=habits))
+    assert choose(ways(zeros), evidence(zeros, ref=torch.zeros(4, 6), habits=habits)) == habits.roles[ROLE]
+
+
+def test_parts_in_a_format_that_torch_does_not_compare_are_told_apart() -> None:
+    ref = WHOLE.to(torch.float8_e4m3fn)
+    quarters = [half.chunk(2, 1) for half in ref.chunk(2)]
+    parts = {2 * i + j: quarters[i][j] for i in range(2) for j in range(2)}
+    chosen = choose(ways(parts), evidence(parts, ref=ref))
+    assert chosen is not None
+    assert chosen.splits == (0, 1)
 
 
 def test_a_known_mesh_leaves_its_own_ways_alone() -> None:

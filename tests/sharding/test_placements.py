@@ -3,11 +3,15 @@
 from typing import Any
 
 import pytest
+import torch
 
+from tests.align.build import tensor_ref
 from validator.capturing.records import Mesh, Placement, TensorMeta
 from validator.errors import LayoutError
+from validator.sharding.inference import Evidence, Habits
 from validator.sharding.layout import Declared, parse_layout
 from validator.sharding.placements import disagreeing, place
+from validator.sharding.unshard import unshard
 
 TP2 = Mesh(axes=("tp",), shape=(2,), ranks=(0, 1))
 
@@ -140,3 +144,22 @@ def test_shards_never_disagree() -> None:
     shards = metas((2,), (2,))
     shards[1] = TensorMeta(dtype="float32", shape=(2,), checksum="other")
     assert disagreeing(place(shards, shape=(4,)), shards) == ()
+
+
+@pytest.mark.parametrize("is_outer", [True, False], ids=["groups beside each other", "groups apart"])
+def test_dtensors_of_several_submeshes_are_parts_of_the_batch(is_outer: bool) -> None:
+    whole = torch.arange(48.0).reshape(2, 8, 3)
+    groups = [(0, 1), (2, 3)] if is_outer else [(0, 2), (1, 3)]
+    tensors = {
+        rank: tensor_ref(
+            whole[i : i + 1].chunk(2, 1)[j],
+            placements=(Placement(kind="shard", dim=1),),
+            mesh=Mesh(axes=("tp",), shape=(2,), ranks=group),
+            global_shape=(1, 8, 3),
+        )
+        for i, group in enumerate(groups)
+        for j, rank in enumerate(group)
+    }
+    evidence = Evidence(tensors=tensors, ref=tensor_ref(whole), role="", habits=Habits(inputs=(2, 8)))
+    plan = place({rank: t.meta for rank, t in tensors.items()}, shape=whole.shape, evidence=evidence)
+    assert torch.equal(unshard(plan, lambda rank: tensors[rank].read()), whole)

@@ -119,8 +119,13 @@ def test_a_hole_between_boxes_in_two_dims_is_found() -> None:
 
 
 def test_parts_beyond_the_tensor_do_not_add_up() -> None:
-    with pytest.raises(LayoutError, match="hold 5 of the 4 elements"):
+    with pytest.raises(LayoutError, match=r"rank 1 holds position 4 of dim 0, of 4 in a tensor \[4\]"):
         plan_split((4,), dim=0, sizes={0: 3, 1: 2})
+
+
+def test_an_element_beyond_the_tensor_does_not_stand_for_one_that_is_missing() -> None:
+    with pytest.raises(LayoutError, match="rank 1 holds position 5"):
+        Plan(shape=(4,), holdings=(holding_of(0, (0, 3)), holding_of(1, (5, 6))))
 
 
 def test_a_dim_out_of_range_is_an_error() -> None:

@@ -5,6 +5,7 @@ says of the outputs' last dim holds for the rows of weight and bias too.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from validator.align.fusions import Fusion, part_sizes
@@ -20,7 +21,7 @@ class Blocks:
 
     Args:
         fusion: the module and its parts.
-        ranks: all that ran.
+        ranks: all that have it.
         layout: what the target declares of the module, or None.
     """
 
@@ -70,6 +71,20 @@ class Blocks:
         placements = [p if p.kind == "shard" and p.dim == 0 else whole for p in meta.placements]
         plan = plan_placements((total,), placements=placements, mesh=meta.mesh, ranks=meta.mesh.ranks)
         return self._placed(plan, rank, meta.shape[0])
+
+    def layouts(self) -> list[Layout]:
+        """Return what is declared of each part: of its inputs that of the whole, of the rest its piece."""
+        total = sum(self.fusion.sizes)
+        layouts = []
+        for start, _ in self._ends:
+            sides = dict(self._layout.sides)
+            for side, declared in sides.items():
+                kind = side.partition(".")[0]
+                if kind != "input":
+                    dim = -1 if kind == "output" else 0
+                    sides[side] = replace(declared, piece=(dim, start, total))
+            layouts.append(Layout(sides=sides))
+        return layouts
 
     def _placed(self, plan: Plan, rank: int, width: int) -> list[Sequence[int]] | None:
         """Return the indices of each part where a plan says which rank holds what of all parts."""

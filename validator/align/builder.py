@@ -20,7 +20,7 @@ from validator.align.patterns import Patterns
 from validator.align.residuals import join_residuals
 from validator.align.scattered_sums import whole_terms
 from validator.align.stages import join_stages
-from validator.align.tokens import UnknownOrderError, find_token_order
+from validator.align.tokens import UnknownOrderError, find_token_order, splits_tokens
 from validator.align.traces import Trace, TraceCall
 from validator.capturing.records import RankCapture, TensorRef
 from validator.errors import LayoutError, MismatchError
@@ -64,7 +64,6 @@ def build_trace(
     batch = None if sizes is None else sizes.batch
     cand = leave_out_dry_runs(cand, ref=ref, batch=batch)
     theirs = _fired(ref)
-    ours = list(dict.fromkeys(name for capture in cand for name in _fired(capture)))
     patterns = Patterns(names or {})
     local = map_modules(
         cand=list(dict.fromkeys(name for c in cand for name in c.modules)), ref=ref.modules, patterns=patterns
@@ -86,25 +85,26 @@ def build_trace(
     habits = Habits(mesh=declared.shape if declared else None)
     named = name_captures(cand=cand, ref=ref, patterns=patterns, layouts=layouts)
     modules = named.modules
+    layouts |= named.layouts
     cand = join_residuals(cand=named.captures, ref=ref, modules=modules)
     cand = join_stages(cand=cand, ref=ref, modules=modules)
     cand = join_microbatches(cand=cand, ref=ref, modules=modules, batch=batch)
     parameters = join_parameters(cand=cand, ref=ref, rename=named.rename, habits=habits, layouts=layouts)
-    cand = mark_terms(number_experts(cand, parameters.edges), ref)
+    cand = mark_terms(number_experts(cand, parameters.edges, modules), ref, modules)
     matched = match_calls(cand=cand, ref=ref, modules=modules)
+    habits.inputs = None if sizes is None else (sizes.batch, sizes.tokens)
     try:
-        habits.tokens = find_token_order(matched.calls, sizes)
+        habits.tokens = find_token_order(matched.calls, sizes, mesh=habits.mesh)
     except UnknownOrderError:
-        if not layouts:
+        undeclared = [call for call in matched.calls if not _declares_inputs(call, layouts)]
+        if splits_tokens(undeclared, sizes, mesh=habits.mesh):
             raise
 
     def own(name: str, rank: int) -> str:
         return numbered.own(named.own(name), rank)
 
     problems = [*named.problems, *parameters.problems, *matched.problems]
-    joiner = _CallJoiner(
-        ref, own, layouts, cand, problems, habits, expands_batch=expands_batch
-    )
+    joiner = _CallJoiner(ref, own, layouts, cand, problems, habits, expands_batch=expands_batch)
     joined_calls = [joiner.join(call) for call in matched.calls]
     calls = {(call.module, call.n): call for call in joined_calls if call is not None}
     shared = set(modules.values())
@@ -184,6 +184,7 @@ class _CallJoiner:
             expands_batch=expands_batch,
             name=f"{ref.module} input",
             habits=self._habits,
+            side="input",
         )
         outputs = join_side(
             cand={rank: ours.outputs for rank, ours in call.cand.items()},
@@ -196,7 +197,7 @@ class _CallJoiner:
         )
         if ref.parent is None:
             _require_same_run(inputs.problems, outputs.problems)
-        if why := _unlike(inputs) or _unlike_choices(inputs):
+        if why := _unlike(inputs) or _unlike_choices(inputs) or _unlike_rows(inputs):
             self._problems.append((ref.module, why))
             if ref.parent is not None:
                 self._left_out[ref.module, ref.n] = parent
@@ -269,6 +270,24 @@ def _unlike_choices(inputs: JoinedSide) -> str | None:
         if joined.edge.disagreeing and "int" in joined.edge.dtype:
             return f"{path} is another on each rank; {_THROUGH}"
     return None
+
+
+def _unlike_rows(inputs: JoinedSide) -> str | None:
+    """Say which rows that are neither tokens nor sequences are others on each rank, or return None.
+
+    Ranks that sort the tokens of all experts and compute those of their own leave the other rows unwritten.
+    """
+    for path, joined in inputs.edges.items():
+        edge = joined.edge
+        is_free = len(edge.shape) == 2 and edge.dims[:1] == ("",) and "float" in edge.dtype
+        if is_free and edge.disagreeing:
+            return f"the rows of {path or 'the input'} are others on each rank; {_THROUGH}"
+    return None
+
+
+def _declares_inputs(call: MatchedCall, layouts: Mapping[str, Layout]) -> bool:
+    layout = layouts.get(call.cand[min(call.cand)].module, Layout())
+    return any(side.partition(".")[0] == "input" for side in layout.sides)
 
 
 def _fired(capture: RankCapture) -> list[str]:

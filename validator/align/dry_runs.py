@@ -17,11 +17,11 @@ def leave_out_dry_runs(
     """Leave out a rank's first outermost call where the calls after it make up the whole batch.
 
     Args:
-        cand: every rank's capture.
+        cand: every rank's capture. One rank has no stages: what it runs twice is no dry run.
         ref: the reference's, which calls the model once or else nothing is left out.
         batch: sequences of the whole batch, or None where they can't be told.
     """
-    if batch is None or sum(call.parent is None for call in ref.calls) != 1:
+    if batch is None or len(cand) == 1 or sum(call.parent is None for call in ref.calls) != 1:
         return tuple(cand)
     return tuple([_without(capture, batch) for capture in cand])
 

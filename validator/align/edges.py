@@ -57,6 +57,7 @@ def join(
     ref: TensorRef | None = None,
     name: str = "",
     habits: Habits | None = None,
+    side: str = "output",
 ) -> JoinedEdge:
     """Join the ranks' tensors into the reference's tensor of `shape`.
 
@@ -69,6 +70,7 @@ def join(
         ref: the reference's tensor, whose values may tell how the ranks' are split.
         name: of the edge in the whole model, for `habits`.
         habits: what was found of the run's other tensors, or None where shapes alone must tell.
+        side: what the target's `layout` calls it.
 
     Raises:
         LayoutError: they make up no such tensor, or do so in several ways.
@@ -81,7 +83,7 @@ def join(
     if habits is not None:
         is_comparable = ref is not None and ref.meta.shape == tuple(shape)
         known = ref if is_comparable else None
-        evidence = Evidence(tensors=refs, ref=known, role=role_of(name), habits=habits)
+        evidence = Evidence(tensors=refs, ref=known, role=role_of(name), habits=habits, side=side)
     plan = place(metas, shape=shape, declared=declared, evidence=evidence)
     dims = dims_of(plan.shape, path)
     differing = disagreeing(plan, metas)
@@ -110,6 +112,7 @@ def join_side(
     expands_batch: bool = False,
     name: str = "",
     habits: Habits | None = None,
+    side: str = "output",
 ) -> JoinedSide:
     """Join all inputs, or all outputs, of one call.
 
@@ -127,6 +130,7 @@ def join_side(
             positions. Such an edge has the candidate's shape.
         name: of this side in the whole model, as of `join`.
         habits: as of `join`.
+        side: `input` or `output`.
     """
     theirs = _tensors(ref)
     ours = {rank: _tensors(values) for rank, values in cand.items()}
@@ -149,6 +153,7 @@ def join_side(
                 ref=theirs[path],
                 name=f"{name} {path}",
                 habits=habits,
+                side=side,
             )
             try:
                 edges[path] = joined(shape=shape)

@@ -42,13 +42,14 @@ class _Choice:
 
 
 def number_experts(
-    cand: Sequence[RankCapture], parameters: Mapping[str, JoinedEdge]
+    cand: Sequence[RankCapture], parameters: Mapping[str, JoinedEdge], modules: Mapping[str, str]
 ) -> tuple[RankCapture, ...]:
     """Put what ranks give to their own experts in the words of all ranks.
 
     Args:
-        cand: every rank's capture, in the reference's names.
+        cand: every rank's capture.
         parameters: the candidate's, joined, by the reference's name: along their first dim lie the experts.
+        modules: the reference's name of each candidate module that both sides have.
 
     Returns:
         The captures. Calls to which every rank gives the same are left as they are, and so are those whose
@@ -56,21 +57,21 @@ def number_experts(
     """
     owners = _owners(parameters)
     calls = {
-        (call.module, call.n, capture.rank): call
+        (modules[call.module], call.n, capture.rank): call
         for capture in cand
         for call in capture.calls
-        if call.module in owners
+        if modules.get(call.module) in owners
     }
     changed: dict[tuple[int, int], Call] = {}
     for module, n in dict.fromkeys(key[:2] for key in calls):
+        callers = [capture for capture in cand if (module, n, capture.rank) in calls]
         choices: dict[int, _Choice] = {}
-        for capture in cand:
-            call = calls.get((module, n, capture.rank))
+        for capture in callers:
             box = owners[module].get(capture.rank)
-            found = None if call is None or box is None else _choice(call, capture, *box)
+            found = None if box is None else _choice(calls[module, n, capture.rank], capture, *box)
             if found is not None:
                 choices[capture.rank] = found
-        if len(choices) < len(cand) or not any(_is_own(choice) for choice in choices.values()):
+        if len(choices) < len(callers) or not any(_is_own(choice) for choice in choices.values()):
             continue
         for rank, choice in choices.items():
             call = calls[module, n, rank]
@@ -85,12 +86,20 @@ def number_experts(
 
 
 def _owners(parameters: Mapping[str, JoinedEdge]) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return which of the experts each rank has, by module: the first, and the one behind the last."""
+    """Return which of the experts each rank has, by module: the first, and the one behind the last.
+
+    Experts that don't follow each other on a rank have no first one that tells the numbers of the others.
+    """
     owners: dict[str, dict[int, tuple[int, int]]] = {}
     for name, joined in parameters.items():
-        boxes = {part.rank: part.box for part in joined.edge.parts}
-        if len(joined.plan.shape) == 3 and len({box[0] for box in boxes.values()}) > 1:
-            owners[name.rpartition(".")[0]] = {rank: box[0] for rank, box in boxes.items()}
+        if len(joined.plan.shape) != 3:
+            continue
+        held: dict[int, set[tuple[int, int]]] = {}
+        for part in joined.edge.parts:
+            held.setdefault(part.rank, set()).add(part.box[0])
+        own = {rank: min(intervals) for rank, intervals in held.items() if len(intervals) == 1}
+        if len(own) == len(held) and len(set(own.values())) > 1:
+            owners[name.rpartition(".")[0]] = own
     return owners
 
 
@@ -148,7 +157,7 @@ def _read(choice: _Choice, *, of_ids: bool) -> torch.Tensor:
     if agreeing[0] <= agreeing[1]:
         is_taken, ids_Tk = is_local, local_Tk
     if of_ids:
-        return torch.where(is_taken, ids_Tk, routed_Tk)
+        return torch.where(is_taken, ids_Tk, routed_Tk.to(ids_Tk.dtype))
     routed_weights_Tk = choice.routed_weights.read().to(weights_Tk.dtype)
     return torch.where(is_taken, weights_Tk, routed_weights_Tk)
 

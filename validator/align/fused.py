@@ -37,9 +37,15 @@ def split_fused(
     Raises:
         LayoutError: what is declared does not fit the parts.
     """
-    ranks = [capture.rank for capture in captures]
     known = layouts or {}
-    wholes = {fusion.whole: Blocks(fusion, ranks=ranks, layout=known.get(fusion.whole)) for fusion in fusions}
+    wholes = {
+        fusion.whole: Blocks(
+            fusion,
+            ranks=[capture.rank for capture in captures if fusion.whole in capture.modules],
+            layout=known.get(fusion.whole),
+        )
+        for fusion in fusions
+    }
     problems = dict(_problems(captures, wholes))
     wholes = {whole: blocks for whole, blocks in wholes.items() if whole not in problems}
     parts = [
@@ -79,6 +85,12 @@ def split_fused(
         modules={name: part for _, part, name in parts},
         parameters=parameters,
         owners=owners,
+        layouts={
+            blocks.fusion.part_name(part): layout
+            for whole, blocks in wholes.items()
+            if whole in known
+            for part, layout in zip(blocks.fusion.parts, blocks.layouts(), strict=True)
+        },
         inner=frozenset(fqn for capture in captures for fqn in _consumers(capture, wholes)),
         problems=tuple(
             (fusion.parts[0].rpartition(".")[0], problems[fusion.whole])

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from validator.capturing.records import Call, Collective, Mesh, Placement, RankCapture, TensorRef
-from validator.sharding.inference import role_of
+from validator.sharding.inference import arrangements, role_of
+from validator.sharding.unshard import shard
 
 __all__ = ["mark_terms", "move_late_sums"]
 
@@ -58,7 +59,9 @@ _MOST = 3
 """Sums one after the other: over the experts' ranks, over those that share an expert, and one to spare."""
 
 
-def mark_terms(cand: Sequence[RankCapture], ref: RankCapture) -> tuple[RankCapture, ...]:
+def mark_terms(
+    cand: Sequence[RankCapture], ref: RankCapture, modules: Mapping[str, str]
+) -> tuple[RankCapture, ...]:
     """Let outputs be terms of a sum where the reference's own values say so.
 
     Where a caller adds up more than one module's terms before it sums over the ranks (routed and shared
@@ -67,28 +70,32 @@ def mark_terms(cand: Sequence[RankCapture], ref: RankCapture) -> tuple[RankCaptu
     layer.
 
     Args:
-        cand: every rank's capture, in the reference's names.
+        cand: every rank's capture.
         ref: the reference's, on the same inputs.
+        modules: the reference's name of each candidate module that both sides have.
     """
-    theirs = {(call.module, call.n): call for call in ref.calls}
+    theirs: dict[tuple[str | None, int], Call] = {(call.module, call.n): call for call in ref.calls}
     found: dict[_Site, dict[int, _LateSum]] = {}
     shown: dict[str, bool] = {}
     for site, of_rank in _candidates(cand).items():
         module, n, path = site
-        call = theirs.get((module, n))
+        call = theirs.get((modules.get(module), n))
         outputs = {} if call is None else {p: v for p, v in call.outputs.items() if isinstance(v, TensorRef)}
         known = outputs.get(path, next(iter(outputs.values())) if len(outputs) == 1 else None)
         if known is None:
             continue
         found[site] = of_rank
         role = role_of(f"{module} {path}")
-        shown[role] = shown.get(role, False) or _add_up([late.given for late in of_rank.values()], known)
+        shown[role] = shown.get(role, False) or _add_up(of_rank, known)
     sites = [of_rank for (module, _, path), of_rank in found.items() if shown[role_of(f"{module} {path}")]]
     return tuple(_marked(capture, sites) for capture in cand)
 
 
 def _candidates(cand: Sequence[RankCapture]) -> dict[_Site, dict[int, _LateSum]]:
-    """Return outputs that differ on the ranks of one later sum of as many elements in a caller."""
+    """Return outputs that differ on the ranks of one later sum of as many elements in a caller.
+
+    The ranks that have the output are a pipeline's stage, and may be several groups that sum apart.
+    """
     by_site: dict[_Site, dict[int, _LateSum]] = {}
     counts: Counter[_Site] = Counter()
     for capture in cand:
@@ -102,23 +109,43 @@ def _candidates(cand: Sequence[RankCapture]) -> dict[_Site, dict[int, _LateSum]]
                     continue
                 counts[call.module, call.n, path] += 1
                 fitting = [c for c in later if prod(c.entered[0].meta.shape) == prod(value.meta.shape)]
-                if fitting and value.meta.placements is None and len(fitting[0].ranks) == len(cand):
+                if fitting and value.meta.placements is None:
                     late = _LateSum(call=call, given=value, sum_=fitting[0])
                     by_site.setdefault((call.module, call.n, path), {})[capture.rank] = late
     return {
         site: of_rank
         for site, of_rank in by_site.items()
-        if len(of_rank) == counts[site] == len(cand)
-        and len({late.given.meta.checksum for late in of_rank.values()}) > 1
-        and len({late.given.meta.shape for late in of_rank.values()}) == 1
+        if len(of_rank) == counts[site]
+        and all(_differ(group) for group in _groups(of_rank))
+        and sum(map(len, _groups(of_rank))) == len(of_rank)
     }
 
 
-def _add_up(given: Sequence[TensorRef], known: TensorRef) -> bool:
-    """Tell whether tensors add up to the reference's, and none of them is it."""
-    if given[0].meta.shape != known.meta.shape:
-        return False
+def _groups(of_rank: Mapping[int, _LateSum]) -> list[dict[int, _LateSum]]:
+    """Return the ranks of each sum, where all of them have the output, by their lowest."""
+    sums = sorted({tuple(sorted(late.sum_.ranks)) for late in of_rank.values()})
+    return [
+        {rank: of_rank[rank] for rank in ranks} for ranks in sums if all(rank in of_rank for rank in ranks)
+    ]
+
+
+def _differ(group: Mapping[int, _LateSum]) -> bool:
+    metas = [late.given.meta for late in group.values()]
+    return len({meta.checksum for meta in metas}) > 1 and len({meta.shape for meta in metas}) == 1
+
+
+def _add_up(of_rank: Mapping[int, _LateSum], known: TensorRef) -> bool:
+    """Tell whether each group's tensors add up to the reference's or a part of it, and none is that."""
+    groups = {min(group): [late.given for late in group.values()] for group in _groups(of_rank)}
+    shapes = {rank: given[0].meta.shape for rank, given in groups.items()}
     whole = known.read().double()
+    return any(
+        all(_adds_up(given, shard(way.plan, whole, rank)) for rank, given in groups.items())
+        for way in arrangements(shapes, known.meta.shape)
+    )
+
+
+def _adds_up(given: Sequence[TensorRef], whole: torch.Tensor) -> bool:
     parts = [tensor.read().double() for tensor in given]
     alone = min(float((part - whole).square().sum()) for part in parts)
     together = float((torch.stack(parts).sum(0) - whole).square().sum())
@@ -131,6 +158,7 @@ _CLEARLY = 4.0
 
 def _sites(captures: Sequence[RankCapture]) -> list[tuple[dict[int, _LateSum], bool]]:
     """Return the late sums of one output each by rank, and whether all ranks gave it as it is."""
+    ranks = {capture.rank for capture in captures}
     by_site: dict[_Site, dict[int, _LateSum]] = {}
     holders: dict[_Site, dict[int, tuple[Call, TensorRef]]] = {}
     for capture in captures:
@@ -151,7 +179,8 @@ def _sites(captures: Sequence[RankCapture]) -> list[tuple[dict[int, _LateSum], b
     found = []
     for site, of_rank in by_site.items():
         given = {rank: value.meta.checksum for rank, (_, value) in holders[site].items()}
-        groups = {late.sum_.ranks for late in of_rank.values()}
+        # What a rank gave whose capture is missing is not known to differ.
+        groups = {frozenset(ranks.intersection(late.sum_.ranks)) for late in of_rank.values()}
         if not any(len({given.get(rank) for rank in group}) > 1 for group in groups):
             continue
         is_whole = len(of_rank) == len(holders[site])
@@ -170,8 +199,7 @@ def _completed(
     """Add the ranks that gave something else to the same sum."""
     by_rank = {capture.rank: capture for capture in captures}
     completed = dict(of_rank)
-    for late in of_rank.values():
-        source = next(rank for rank, other in of_rank.items() if other is late)
+    for source, late in of_rank.items():
         owner, place = _place(late.sum_, by_rank[source])
         for rank, (call, value) in holders.items():
             if rank in completed or rank not in late.sum_.ranks:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from validator.align.calls import Children, children_of
-from validator.align.derived import concatenated
+from validator.align.derived import concatenated, stacked
 from validator.capturing.records import Call, Collective, RankCapture, TensorRef
 
 __all__ = ["join_microbatches"]
@@ -204,4 +204,6 @@ def _joined_collectives(parts: Sequence[Sequence[Collective]]) -> list[Collectiv
 
 
 def _tensors(parts: Sequence[tuple[TensorRef, ...]]) -> tuple[TensorRef, ...]:
-    return tuple(_along(same, 0) for same in zip(*parts, strict=True))
+    return tuple(
+        _along(same, 0) if same[0].meta.shape else stacked(same) for same in zip(*parts, strict=True)
+    )

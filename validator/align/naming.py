@@ -44,6 +44,7 @@ class Named:
         owners: the candidate's own module or parameter behind each that was made.
         found: what structure and values told, as `names` would say it.
         problems: `(module of the reference, why)`.
+        layouts: what the target declares of the parts of fused modules.
     """
 
     captures: tuple[RankCapture, ...]
@@ -52,6 +53,7 @@ class Named:
     owners: Mapping[str, str]
     found: Mapping[str, str]
     problems: tuple[tuple[str, str], ...]
+    layouts: Mapping[str, Layout]
 
     def rename(self, name: str) -> str | None:
         """Return the reference's name of a module or parameter, or None."""
@@ -118,6 +120,7 @@ def name_captures(
         owners={name: owner for rewritten in made for name, owner in rewritten.owners.items()},
         found=dict(starred(name, new) for name, new in namer.found.items()),
         problems=(*namer.problems(), *(problem for rewritten in made for problem in rewritten.problems)),
+        layouts=split.layouts,
     )
 
 

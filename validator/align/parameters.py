@@ -76,6 +76,7 @@ def join_parameters(
                 name=name,
                 declared=_declared(names[name], layouts or {}),
                 habits=habits,
+                side=names[name].rpartition(".")[2],
             )
             edge = replace(joined.edge, row_hashes=_row_hashes(joined.plan, ours))
             edges[name] = replace(joined, edge=edge)

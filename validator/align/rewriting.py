@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from validator.capturing.records import Call, Collective, ModuleInfo, Parameter, RankCapture
+from validator.sharding.layout import Layout
 
 __all__ = ["Rewritten", "merged_calls", "split_calls", "with_calls"]
 
@@ -18,6 +19,7 @@ class Rewritten:
         parameters: the reference's name of each parameter that was made, by its own.
         owners: the candidate's module or parameter behind each of them.
         inner: modules of the candidate that work on what the reference has no tensor for.
+        layouts: what the target declares of each module that was made, where it does.
         problems: what could not be put into the reference's form: `(module of the reference, why)`.
     """
 
@@ -26,6 +28,7 @@ class Rewritten:
     parameters: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     inner: frozenset[str] = frozenset()
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
     problems: tuple[tuple[str, str], ...] = ()
 
 

@@ -6,12 +6,13 @@ cuts `[B, S, D]` into the ranks' tokens and lays these one after the other: the 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from math import prod
 
 import torch
 
-from validator.align.derived import concatenated
+from validator.align.derived import concatenated, stacked
 from validator.capturing.records import Call, Collective, RankCapture, TensorRef
 
 __all__ = ["whole_terms"]
@@ -40,7 +41,8 @@ def _whole(sum_: Collective, ended: Sequence[Call]) -> Collective:
     count = len(sum_.ranks)
     if sum_.op != "reduce_scatter" or len(sum_.entered) not in (1, count):
         return sum_
-    given = sum_.entered[0] if len(sum_.entered) == 1 else concatenated(sum_.entered, dim=0)
+    join = partial(concatenated, dim=0) if sum_.entered[0].meta.shape else stacked
+    given = sum_.entered[0] if len(sum_.entered) == 1 else join(sum_.entered)
     parts = given.read().reshape(-1).chunk(count)
     for term in _outputs_before(sum_, given, ended):
         # In whichever order: a rank that gets another's part shows in what it makes of it.

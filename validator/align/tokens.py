@@ -6,6 +6,7 @@ and far from all others. Positions are asked last: to compute them wrongly is a 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 
@@ -17,7 +18,7 @@ from validator.sharding.plan import Plan
 from validator.sharding.token_orders import ORDERS, TokenOrder
 from validator.sharding.unshard import shard
 
-__all__ = ["UnknownOrderError", "find_token_order"]
+__all__ = ["UnknownOrderError", "find_token_order", "splits_tokens"]
 
 _CLEARLY = 4.0
 """How many times smaller the squared distance must be than any other order's: as in `sharding.inference`."""
@@ -26,28 +27,33 @@ _TRIED = 8
 """So many tensors of a kind are asked at most: a fault spoils some, an order is that of all."""
 
 
-def find_token_order(calls: Sequence[MatchedCall], sizes: RootSizes | None) -> TokenOrder | None:
+def find_token_order(
+    calls: Sequence[MatchedCall], sizes: RootSizes | None, *, mesh: tuple[int, ...] | None = None
+) -> TokenOrder | None:
     """Return the order in which tokens are dealt to the ranks, or None where nothing is split by token.
 
     Args:
         calls: pairs of both sides, in the reference's order.
         sizes: of the model's inputs.
+        mesh: sizes of the axes on which the ranks stand, where they are known; by default tokens may be dealt
+            along an axis of any size, with ranks beside each other or apart along it.
 
     Raises:
         UnknownOrderError: the ranks have the reference's token ids in an order that they don't tell.
     """
     if sizes is None:
         return None
-    orders = [TokenOrder(order=order, batch=sizes.batch, tokens=sizes.tokens) for order in ORDERS]
-    found = list(_split_inputs(calls, orders[0]))
+    found = list(_split_inputs(calls, sizes, mesh))
     ids = [item for item in found if not item[2] and not _is_floating(item[1])]
     activations = [item for item in found if not item[2] and _is_floating(item[1])]
     positions = [item for item in found if item[2] and not _is_floating(item[1])]
     for ours, their, _ in (*ids[:_TRIED], *activations[:_TRIED], *positions[:_TRIED]):
-        order = _order(ours, their, orders)
+        order = _order(ours, their, _orders(sizes, len(ours), mesh))
         if order is not None:
             return order
-    return None if not ids else _listed(ids[0][0], ids[0][1], sizes)
+    shapes = (sizes.batch, sizes.tokens), (sizes.batch * sizes.tokens,)
+    tokens = [(ours, their) for ours, their, _ in ids if their.meta.shape in shapes and _is_ids(their)]
+    return None if not tokens else _listed(*tokens[0], sizes)
 
 
 class UnknownOrderError(LayoutError):
@@ -58,8 +64,23 @@ _Split = tuple[Mapping[int, TensorRef], TensorRef, bool]
 """The ranks' tensors, the reference's, and whether they are positions or made of them."""
 
 
-def _split_inputs(calls: Sequence[MatchedCall], order: TokenOrder) -> Iterator[_Split]:
-    """Yield the inputs of which each rank has its own tokens, whichever these are."""
+def splits_tokens(
+    calls: Sequence[MatchedCall], sizes: RootSizes | None, *, mesh: tuple[int, ...] | None = None
+) -> bool:
+    """Tell whether some module of these calls is given each rank's own tokens.
+
+    Args:
+        calls: pairs of both sides.
+        sizes: of the model's inputs.
+        mesh: as of `find_token_order`.
+    """
+    return sizes is not None and any(True for _ in _split_inputs(calls, sizes, mesh))
+
+
+def _split_inputs(
+    calls: Sequence[MatchedCall], sizes: RootSizes, mesh: tuple[int, ...] | None
+) -> Iterator[_Split]:
+    """Yield the inputs of which each place of an axis has its own tokens, whichever these are."""
     for call in calls:
         for path, their in call.ref.inputs.items():
             values = {rank: ours.inputs.get(path) for rank, ours in call.cand.items()}
@@ -67,24 +88,50 @@ def _split_inputs(calls: Sequence[MatchedCall], order: TokenOrder) -> Iterator[_
             if not isinstance(their, TensorRef) or len(ours) < 2 or len(ours) != len(values):
                 continue
             shapes = {rank: tensor.meta.shape for rank, tensor in ours.items()}
-            if order.plan(shapes, their.meta.shape) is not None:
+            if any(shape == their.meta.shape for shape in shapes.values()):
+                continue
+            if any(order.plans(shapes, their.meta.shape) for order in _orders(sizes, len(ours), mesh)):
                 yield ours, their, "position" in path
+
+
+def _orders(sizes: RootSizes, count: int, mesh: tuple[int, ...] | None) -> list[TokenOrder]:
+    """Return all orders in which so many ranks may have tokens, those along one axis of them all first."""
+    axes: list[tuple[tuple[int, ...], int]] = [((), 0)]
+    if mesh is not None and prod(mesh) == count:
+        axes += [(mesh, axis) for axis, size in enumerate(mesh) if 1 < size < count]
+    else:
+        for size in range(2, count):
+            for before in range(1, count // size + 1):
+                if count % (size * before) == 0:
+                    around = (before, size, count // (size * before))
+                    axes.append((tuple(n for n in around if n > 1), int(before > 1)))
+    return [
+        TokenOrder(order=order, batch=sizes.batch, tokens=sizes.tokens, mesh=sizes_, axis=axis)
+        for sizes_, axis in axes
+        for order in ORDERS
+    ]
 
 
 def _order(
     ours: Mapping[int, TensorRef], their: TensorRef, orders: Sequence[TokenOrder]
 ) -> TokenOrder | None:
     shapes = {rank: tensor.meta.shape for rank, tensor in ours.items()}
-    plans = {order: order.plan(shapes, their.meta.shape) for order in orders}
+    plans: dict[Plan, TokenOrder] = {}
+    for order in orders:
+        for plan in order.plans(shapes, their.meta.shape):
+            plans.setdefault(plan, order)
     whole = their.read()
     locals_ = {rank: tensor.read() for rank, tensor in ours.items()}
-    distances = {order: _distance(locals_, whole, plan) for order, plan in plans.items() if plan is not None}
+    distances = {plan: _distance(locals_, whole, plan) for plan in plans}
     if not _is_floating(their):
-        exact = [order for order, distance in distances.items() if distance == 0]
+        exact = [plans[plan] for plan, distance in distances.items() if distance == 0]
+        exact = [order for order in exact if not order.mesh] or exact
         return exact[0] if len(exact) == 1 else None
-    nearest = min(distances, key=lambda order: distances[order])
-    others = [distance for order, distance in distances.items() if order != nearest]
-    return nearest if all(distances[nearest] * _CLEARLY < distance for distance in others) else None
+    if not distances:
+        return None
+    nearest = min(distances, key=lambda plan: distances[plan])
+    others = [distance for plan, distance in distances.items() if plan != nearest]
+    return plans[nearest] if all(distances[nearest] * _CLEARLY < distance for distance in others) else None
 
 
 def _listed(ours: Mapping[int, TensorRef], their: TensorRef, sizes: RootSizes) -> TokenOrder | None:
@@ -108,6 +155,10 @@ def _distance(locals_: Mapping[int, torch.Tensor], whole: torch.Tensor, plan: Pl
     """Return the squared distance of the ranks' tensors from the reference's at the tokens of a plan."""
     differences = (local.double() - shard(plan, whole, rank).double() for rank, local in locals_.items())
     return sum(float(difference.square().nan_to_num(0.0, 0.0, 0.0).sum()) for difference in differences)
+
+
+def _is_ids(tensor: TensorRef) -> bool:
+    return "int" in tensor.meta.dtype
 
 
 def _is_floating(tensor: TensorRef) -> bool:

@@ -77,7 +77,7 @@ class Values:
             return False
         if theirs is None or row >= len(ours) or ours[row].shape != theirs[0].shape:
             return False
-        return bool(torch.equal(ours[row], theirs[0].to(ours.dtype)))
+        return torch.equal(*(_bits(one) for one in (ours[row], theirs[0].to(ours.dtype))))
 
     def _first(self, name: str) -> TensorMeta:
         parameters = self._cand.parameters[name]
@@ -109,3 +109,8 @@ class Values:
             return own[min(own)].ref.read()
         except CaptureError:
             return None
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    # torch can't compare float8.
+    return tensor.reshape(-1).contiguous().view(torch.uint8)

@@ -39,7 +39,7 @@ def claim(place: Place, *, rank: int, world_size: int) -> tuple[bool, str]:
                 error = refused
         mark, message = exchange((mark, error and str(error)))[leader]
         if message is not None or mark is None:
-            if leads and rank != leader:
+            if leads:
                 place.discard()
             raise error or CaptureError(message if leader == 0 else f"rank {leader}: {message}")
         saw = exchange(rank not in settled and place.has_mark(mark))

@@ -80,14 +80,14 @@ def judge_cards(ref: Capture, cand: Capture) -> Cards | None:
         cand: the other, of as many ranks.
 
     Returns:
-        None where that can't be asked: the runs have one rank, or no rank sits on another card.
+        None where that can't be asked: the runs have one rank, or not the same cards, or no rank moved.
     """
     if ref.ranks != cand.ranks or len(ref.ranks) < 2:
         return None
     before, after = _placed(ref.manifest), _placed(cand.manifest)
     ranks = [rank for rank in ref.ranks if rank in before and rank in after]
     moved = [rank for rank in ranks if before[rank] != after[rank]]
-    if ranks != list(ref.ranks) or not moved:
+    if ranks != list(ref.ranks) or not moved or set(before.values()) != set(after.values()):
         return None
     firsts = {rank: _first_difference(ref.rank(rank), cand.rank(rank)) for rank in ranks}
     differing = {rank: first for rank, first in firsts.items() if first is not None}

@@ -84,6 +84,8 @@ def run_probe(
         kind = device.partition(":")[0]
         launch(_observe, (path, kind, repeat, Path(folder)), nproc=nproc, timeout_s=timeout_s, device=kind)
         observed = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(nproc)]
+    if not observed[0]["observations"]:
+        raise TargetError(f"{str(path)!r} yields no case for {nproc} ranks: nothing was checked")
     return summarise(
         [[Observation.from_json(fields) for fields in rank["observations"]] for rank in observed],
         name=path.stem,
@@ -122,6 +124,14 @@ def _load(path: Path) -> ModuleType:
     lacks = [name for name in ("min_ranks", "cases") if not hasattr(probe, name)]
     if lacks:
         raise TargetError(f"{str(path)!r} is no probe: it defines no {' and no '.join(lacks)}")
+    if not isinstance(probe.min_ranks, int) or probe.min_ranks < 1:
+        raise TargetError(
+            f"min_ranks in {str(path)!r} is {probe.min_ranks!r}; it must be a number of ranks, 1 or more"
+        )
+    if not callable(probe.cases):
+        raise TargetError(
+            f"cases in {str(path)!r} is {probe.cases!r}; it must be a function of the number of ranks"
+        )
     return probe
 
 

@@ -12,6 +12,7 @@ from validator.checks.findings import Verdict
 from validator.probing.bandwidth import bus_bytes
 from validator.probing.problems import Problem
 from validator.probing.summary import ProbeOutcome, Row
+from validator.report import phrases
 from validator.report.json_report import SCHEMA_VERSION, plain
 from validator.report.result import EXIT_CODES
 
@@ -179,7 +180,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _with(problem: Problem) -> str:
-    return f"{_types(problem.dtypes)}; {problem.case}; seen by {len(problem.seen_by)} ranks"
+    return f"{_types(problem.dtypes)}; {problem.case}; seen by {phrases.count(len(problem.seen_by), 'rank')}"
 
 
 def _problem_json(problem: Problem) -> dict[str, Any]:

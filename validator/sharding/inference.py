@@ -76,12 +76,14 @@ class Habits:
         roles: the way of the last tensor of a role, see `role_of`.
         copies: how often these ranks were found to hold copies.
         tokens: how tokens are dealt to the ranks, or None where no tensor is split by token.
+        inputs: batch and tokens of the model's inputs, or None where they are not known.
     """
 
     mesh: tuple[int, ...] | None = None
     roles: dict[str, Arrangement] = field(default_factory=dict)
     copies: Counter[tuple[tuple[int, ...], ...]] = field(default_factory=Counter)
     tokens: TokenOrder | None = None
+    inputs: tuple[int, int] | None = None
 
     def note(self, role: str, chosen: Arrangement) -> None:
         """Remember what the values of one tensor showed."""
@@ -106,12 +108,14 @@ class Evidence:
         ref: the reference's tensor on the same inputs, or None where there are no values to compare.
         role: its name with `*` for each number: the tensors of all layers at one place share it.
         habits: what was found of other tensors of the run.
+        side: what the target's `layout` calls it: `input`, `output`, or the last part of a parameter's name.
     """
 
     tensors: Mapping[int, TensorRef]
     ref: TensorRef | None
     role: str
     habits: Habits
+    side: str = "output"
 
 
 def role_of(name: str) -> str:
@@ -152,15 +156,16 @@ def choose(ways: Sequence[Arrangement], evidence: Evidence) -> Arrangement | Non
     """Return the way that the values show, or None where nothing tells."""
     tensors, role, habits = evidence.tensors, evidence.role, evidence.habits
     alike = [way for way in ways if _copies_agree(way.plan, tensors)] or list(ways)
-    chosen = alike[0] if len(alike) == 1 else _nearest(alike, evidence)
-    if chosen is None:
-        return habits.choose(role, ways)
-    habits.note(role, chosen)
-    return chosen
+    nearest = alike if len(alike) == 1 else _nearest(alike, evidence)
+    if len(nearest) == 1:
+        habits.note(role, nearest[0])
+        return nearest[0]
+    # Ways of equal parts, as of zeros, are all true: the one that is taken tells nothing of other tensors.
+    return habits.choose(role, nearest or ways) or next(iter(nearest), None)
 
 
-def layout_line(way: Arrangement) -> str:
-    """Return what a target would declare, with a mesh where one axis does not do."""
+def layout_line(way: Arrangement, side: str = "output") -> str:
+    """Return what a target would declare of a side, with a mesh where one axis does not do."""
     _, *copies = way.sizes
     is_plain = not copies or (0 in way.splits and 1 not in way.splits)
     names = ["tp"] if is_plain else [f"axis{i}" for i in range(len(way.sizes))]
@@ -171,24 +176,23 @@ def layout_line(way: Arrangement) -> str:
         for name, axis in zip(dims, way.splits, strict=True)
     )
     sizes = ", ".join(f'"{name}": {size}' for name, size in zip(names, way.sizes, strict=False))
+    line = line if side == "output" else f"{side}={line}"
     return f'"{line}"' + ("" if is_plain else f" with mesh = {{{sizes}}}")
 
 
-def _nearest(ways: Sequence[Arrangement], evidence: Evidence) -> Arrangement | None:
-    """Return the way that is clearly nearest to the reference, the first of those that have equal parts."""
+def _nearest(ways: Sequence[Arrangement], evidence: Evidence) -> list[Arrangement]:
+    """Return the way that is clearly nearest to the reference, with those that have equal parts, or none."""
     if evidence.ref is None:
-        return None
+        return []
     whole = evidence.ref.read()
     locals_ = {rank: tensor.read() for rank, tensor in evidence.tensors.items()}
     parts = [{rank: shard(way.plan, whole, rank) for rank in locals_} for way in ways]
     distances = [sum(_distance(locals_[rank], of_way[rank]) for rank in locals_) for of_way in parts]
     order = sorted(range(len(ways)), key=lambda i: distances[i])
     best = order[0]
-    others = [
-        i for i in order[1:] if any(not torch.equal(parts[i][rank], parts[best][rank]) for rank in locals_)
-    ]
+    others = [i for i in order if any(_distance(parts[i][rank], parts[best][rank]) for rank in locals_)]
     is_clear = not others or distances[best] * _CLEARLY < distances[others[0]]
-    return ways[best] if is_clear else None
+    return [ways[i] for i in order if i not in others] if is_clear else []
 
 
 def _distance(local: torch.Tensor, part: torch.Tensor) -> float:

@@ -34,8 +34,10 @@ such as `weight`. What is said of all inputs or outputs holds for those with as 
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import numpy as np
 
 from validator.capturing.records import Mesh
 from validator.errors import LayoutError
@@ -49,14 +51,35 @@ __all__ = ["Declared", "Layout", "TensorLayout", "parse_layout", "plan_layout", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """How ranks hold a tensor, and the mesh that they stand on: None for one axis with all of them."""
+    """How ranks hold a tensor.
+
+    Attributes:
+        layout: what is declared.
+        mesh: that the ranks stand on, or None for one axis with all of them.
+        piece: where the layout is that of a tensor of which this one is a piece: `(dim, start, size)`, where
+            it starts along the dim and how long the dim is. Ranks have their own of it in logical order.
+    """
 
     layout: TensorLayout
     mesh: Mesh | None = None
+    piece: tuple[int, int, int] | None = None
 
     def plan(self, shape: Sequence[int], ranks: Collection[int]) -> Plan:
         """Plan a tensor, as `plan_layout` does."""
-        return plan_layout(shape, layout=self.layout, mesh=self.mesh, ranks=ranks)
+        if self.piece is None:
+            return plan_layout(shape, layout=self.layout, mesh=self.mesh, ranks=ranks)
+        dim, start, size = self.piece
+        around = list(shape)
+        around[dim] = size
+        plan = plan_layout(around, layout=self.layout, mesh=self.mesh, ranks=ranks)
+        holdings = []
+        for holding in plan.holdings:
+            places = sorted(place - start for run in holding.dims[dim] for place in run.logical)
+            own = np.array([place for place in places if 0 <= place < shape[dim]], dtype=np.int64)
+            dims, local = list(holding.dims), list(holding.shape)
+            dims[dim], local[dim] = runs_of(own), len(own)
+            holdings.append(replace(holding, dims=tuple(dims), shape=tuple(local)))
+        return Plan(shape=tuple(shape), holdings=tuple(holdings), reduce=plan.reduce)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

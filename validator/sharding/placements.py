@@ -1,12 +1,20 @@
 """How a tensor lies on the ranks: read from DTensor, declared by the target, or inferred from shapes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from validator.capturing.records import Mesh, TensorMeta
+import numpy as np
+import torch
+
+from validator.capturing.records import Mesh, TensorMeta, TensorRef
 from validator.errors import LayoutError
 from validator.sharding.inference import Evidence, UndecidedError, arrangements, choose, layout_line
 from validator.sharding.layout import Declared
 from validator.sharding.plan import Plan, plan_copies, plan_placements
+from validator.sharding.runs import Run, runs_of
+from validator.sharding.token_rows import lie_elsewhere, row_dims
+from validator.sharding.unshard import unshard
 
 __all__ = ["disagreeing", "odd_one_out", "place"]
 
@@ -37,13 +45,14 @@ def place(
         UndecidedError: they make it up in several ways, and nothing tells which.
     """
     whole = tuple(shape)
-    if recorded := _recorded(metas):
-        if recorded.shape != whole:
-            raise LayoutError(f"{list(recorded.shape)} against the reference's {list(whole)}")
-        return recorded
     shapes = {rank: metas[rank].shape for rank in sorted(metas)}
     full = all(local == whole for local in shapes.values())
     takes = declared is not None and declared.layout.takes(len(whole))
+    groups = _recorded(metas)
+    if groups and all(plan.shape == whole for plan in groups):
+        return _joined(groups, plan_copies(whole, ranks=map(_lowest, groups)))
+    if groups and not (declared and takes):
+        return _joined(groups, _inferred_groups(groups, whole, evidence))
     if declared and takes and (plan := _declared(shapes, whole, declared, is_copied=full)):
         return plan
     if full:
@@ -109,9 +118,34 @@ def _declared(
 def _inferred(
     shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...], evidence: Evidence | None
 ) -> Plan:
-    tokens = None if evidence is None else evidence.habits.tokens
-    if tokens is not None and (plan := tokens.plan(shapes, whole)):
+    """Plan by shapes and evidence; what contradicts the values is no plan."""
+    dealt = [] if evidence is None else _dealt(shapes, whole, evidence)
+    if len(dealt) == 1:
+        return dealt[0]
+    plan = _split(shapes, whole, evidence)
+    if evidence is None or evidence.ref is None or evidence.habits.inputs is None:
         return plan
+    batch, tokens = evidence.habits.inputs
+    dims = row_dims(plan, batch=batch, tokens=tokens)
+    is_floating = "float" in evidence.ref.meta.dtype
+    if dims and is_floating and lie_elsewhere(plan, evidence.tensors, evidence.ref, dims):
+        side = evidence.side
+        raise UndecidedError(
+            f"{_stated(shapes, whole)} hold sequences and tokens that are not in the order of the ranks: "
+            f'declare their order, such as "{side}=b s[cp:zigzag] ..." with mesh = {{"cp": ..., "tp": ...}}'
+        )
+    return plan
+
+
+def _dealt(shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...], evidence: Evidence) -> list[Plan]:
+    """Return the plans by the order of the run's tokens; of several, those whose copies are alike."""
+    tokens = evidence.habits.tokens
+    plans = [] if tokens is None else tokens.plans(shapes, whole)
+    metas = {rank: tensor.meta for rank, tensor in evidence.tensors.items()}
+    return [plan for plan in plans if not disagreeing(plan, metas)] if len(plans) > 1 else plans
+
+
+def _split(shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...], evidence: Evidence | None) -> Plan:
     mesh, role = (None, "") if evidence is None else (evidence.habits.mesh, evidence.role)
     ways = arrangements(shapes, whole, mesh=mesh, name=role)
     if not ways:
@@ -120,31 +154,89 @@ def _inferred(
         return ways[0].plan
     chosen = None if evidence is None else choose(ways, evidence)
     if chosen is None:
-        lines = " or ".join(map(layout_line, ways))
+        side = "output" if evidence is None else evidence.side
+        lines = " or ".join(layout_line(way, side) for way in ways)
         raise UndecidedError(f"{_stated(shapes, whole)} may be split in several ways: declare {lines}")
     return chosen.plan
 
 
-def _recorded(metas: Mapping[int, TensorMeta]) -> Plan | None:
-    """Plan from DTensor's placements, or None where there are none or the local shapes contradict them.
+def _recorded(metas: Mapping[int, TensorMeta]) -> list[Plan]:
+    """Plan from DTensor's placements, for each mesh; nothing where the local shapes contradict them.
 
-    `DTensor.from_local` takes any local shape at its word, so shapes have to be checked.
+    A submesh such as mesh["tp"] is another one on each group of ranks. `DTensor.from_local` takes any local
+    shape at its word, so shapes have to be checked.
     """
-    shape, placements = metas[min(metas)].global_shape, metas[min(metas)].placements
-    if shape is None or placements is None:
-        return None
-    # A submesh such as mesh["tp"] is another one on each group of ranks; the groups hold copies.
+    placements = metas[min(metas)].placements
+    if placements is None:
+        return []
     groups: dict[Mesh, list[int]] = {}
-    for rank, meta in metas.items():
-        if meta.mesh is None or (meta.global_shape, meta.placements) != (shape, placements):
-            return None
+    for rank, meta in sorted(metas.items()):
+        if meta.mesh is None or meta.placements != placements:
+            return []
         groups.setdefault(meta.mesh, []).append(rank)
-    plans = [
-        plan_placements(shape, placements=placements, mesh=m, ranks=ranks) for m, ranks in groups.items()
+    plans = []
+    for mesh, ranks in groups.items():
+        shape = metas[ranks[0]].global_shape
+        if shape is None or any(metas[rank].global_shape != shape for rank in ranks):
+            return []
+        plans.append(plan_placements(shape, placements=placements, mesh=mesh, ranks=ranks))
+    holdings = [holding for plan in plans for holding in plan.holdings]
+    return plans if all(holding.shape == metas[holding.rank].shape for holding in holdings) else []
+
+
+def _inferred_groups(groups: Sequence[Plan], whole: tuple[int, ...], evidence: Evidence | None) -> Plan:
+    """Plan how the groups' tensors make up the whole, each under its lowest rank."""
+    shapes = {_lowest(plan): plan.shape for plan in groups}
+    if len(groups) == 1 or all(shape == groups[0].shape for shape in (*shapes.values(), whole)):
+        raise LayoutError(f"{list(groups[0].shape)} against the reference's {list(whole)}")
+    try:
+        return _inferred(shapes, whole, None if evidence is None else _of_groups(groups, evidence))
+    except LayoutError as error:
+        ranks = ", ".join(str([h.rank for h in plan.holdings]) for plan in groups)
+        raise type(error)(f"of the DTensors on the ranks {ranks}, each by its lowest: {error}") from None
+
+
+def _of_groups(groups: Sequence[Plan], evidence: Evidence) -> Evidence:
+    """Return the evidence of what the groups' DTensors are, whole."""
+    tensors: dict[int, TensorRef] = {}
+    for plan in groups:
+        ours = {holding.rank: evidence.tensors[holding.rank] for holding in plan.holdings}
+        read = partial(_whole, plan, ours)
+        # Copies are told apart by what all ranks of a group have.
+        checksum = " ".join(tensor.meta.checksum for tensor in ours.values())
+        meta = replace(ours[_lowest(plan)].meta, shape=plan.shape, checksum=checksum)
+        tensors[_lowest(plan)] = TensorRef(meta=meta, read=read)
+    return replace(evidence, tensors=tensors)
+
+
+def _whole(plan: Plan, tensors: Mapping[int, TensorRef]) -> torch.Tensor:
+    return unshard(plan, lambda rank: tensors[rank].read())
+
+
+def _joined(groups: Sequence[Plan], outer: Plan) -> Plan:
+    """Put the groups' plans in the places that their lowest ranks have."""
+    place = {holding.rank: holding for holding in outer.holdings}
+    holdings = [
+        replace(holding, dims=tuple(map(_within, holding.dims, place[_lowest(plan)].dims)))
+        for plan in groups
+        for holding in plan.holdings
     ]
-    holdings = sorted((holding for plan in plans for holding in plan.holdings), key=lambda h: h.rank)
-    fits = all(holding.shape == metas[holding.rank].shape for holding in holdings)
-    return Plan(shape=shape, holdings=tuple(holdings), reduce=plans[0].reduce) if fits else None
+    holdings.sort(key=lambda holding: holding.rank)
+    return Plan(shape=outer.shape, holdings=tuple(holdings), reduce=groups[0].reduce)
+
+
+def _within(inner: tuple[Run, ...], outer: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Return the runs of a part of a part: `inner` speaks of the positions that `outer` has places for."""
+    if len(outer) == 1 and outer[0].local == outer[0].logical:
+        return inner
+    known = {own: place for run in outer for own, place in zip(run.local, run.logical, strict=True)}
+    places = {own: known[place] for run in inner for own, place in zip(run.local, run.logical, strict=True)}
+    size = max(places, default=-1) + 1
+    return runs_of(np.array([places.get(own, -1) for own in range(size)], dtype=np.int64))
+
+
+def _lowest(plan: Plan) -> int:
+    return min(holding.rank for holding in plan.holdings)
 
 
 def _stated(shapes: Mapping[int, tuple[int, ...]], whole: tuple[int, ...]) -> str:

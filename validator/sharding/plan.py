@@ -85,7 +85,15 @@ class Plan:
     reduce: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that the totals add up."""
+        """Check that nothing lies beyond the tensor, and that the totals add up."""
+        for holding in self.holdings:
+            for dim, (runs, size) in enumerate(zip(holding.dims, self.shape, strict=True)):
+                beyond = max((run.logical[-1] for run in runs), default=0)
+                if beyond >= size and not holding.is_empty:
+                    raise LayoutError(
+                        f"rank {holding.rank} holds position {beyond} of dim {dim}, of {size} in a tensor "
+                        f"{list(self.shape)}"
+                    )
         total = prod(self.shape)
         for term in {holding.term for holding in self.holdings} or {0}:
             filled = [h.dims for h in self.holdings if h.term == term and not h.is_empty]

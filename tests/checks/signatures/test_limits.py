@@ -62,6 +62,14 @@ def test_elements_that_are_no_numbers_are_named_with_where_they_are(value: float
     assert named(y, cand) == ("not_finite", {"value": str(value), "within": "channels 8:12"})
 
 
+def test_what_the_format_can_not_hold_is_no_part_of_the_fault() -> None:
+    y = 30000 * values()
+    cand = y.clone()
+    cand[..., 8:12] = torch.nan
+    assert bool((y.abs() > FP16.max * 1.01).any())
+    assert named(y, cand, fmt=FP16) == ("not_finite", {"value": "nan", "within": "channels 8:12"})
+
+
 def test_what_is_too_large_alone_is_an_overflow() -> None:
     y = values()
     above = float(y.abs()[y.abs() <= 2].max())

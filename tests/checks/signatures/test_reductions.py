@@ -54,6 +54,12 @@ def test_a_rank_that_has_its_own_term_alone_says_nothing_of_the_other() -> None:
     assert found == ("missing_reduction", {"own_term": True})
 
 
+def test_a_sum_of_no_terms_is_nobodys_own_part() -> None:
+    given = terms(2)
+    found = named(total(given), torch.zeros_like(given[0]), terms=lambda: given, world_size=2)
+    assert found == ("missing_reduction", {"missing": [0, 1], "kept": []})
+
+
 def test_a_term_without_the_bias_that_the_other_rank_adds() -> None:
     given = terms(2)
     found = named(total(given) + BIAS, given[1], terms=lambda: given, bias=BIAS, world_size=2)

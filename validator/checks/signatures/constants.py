@@ -12,6 +12,7 @@ from validator.checks.findings import Signature
 from validator.checks.module_code import ALTERATION, Key, ReplaysOf
 from validator.checks.roundings import Constant
 from validator.checks.signatures.subject import EXPLAINED_SHARE, Subject
+from validator.numerics.ulp import ulp
 
 __all__ = ["FittedConstant", "bias_missing", "bias_per_rank", "constant_vector", "fit_constant"]
 
@@ -50,8 +51,11 @@ def constant_vector(subject: Subject) -> Signature | None:
     if scatter.sum() > EXPLAINED_SHARE * difference.square().sum():
         # A mean can always be subtracted; as a hypothesis it must carry most of the difference.
         return None
-    # The vector is a mean over rows: five standard errors.
-    left = subject.residual(exact + vector, slack=2.0, inexact=5 * scatter.sqrt() / count)
+    # The vector is a mean over rows: five standard errors, of few rows no more than what rounding makes.
+    rounding = subject.allowed.expand(exact.shape) + ulp(subject.cand, subject.fmt) / 2
+    most = torch.where(usable, rounding, 0.0).reshape(-1, exact.shape[-1]).sum(0) / count
+    inexact = torch.minimum(5 * scatter.sqrt() / count, most)
+    left = subject.residual(exact + vector, slack=2.0, inexact=inexact)
     if left is None or not bool(vector.any()):
         return None
     return Signature(kind="constant_vector", parameters={"norm": float(vector.norm())}, residual_ulp=left)

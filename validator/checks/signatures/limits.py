@@ -9,6 +9,7 @@ from torch import Tensor
 from validator.checks.findings import Signature
 from validator.checks.signatures.regions import region_words
 from validator.checks.signatures.subject import Subject
+from validator.numerics.rounding import round_nearest
 
 __all__ = ["clamp", "not_finite", "zeros"]
 
@@ -58,7 +59,9 @@ def not_finite(subject: Subject) -> Signature | None:
         `overflow` with the largest size that stayed finite (`above`), where exactly the larger ones became
         infinite; else `not_finite` with their `value` and where they are; or None.
     """
-    bad = subject.judged & subject.exact.isfinite() & ~subject.cand.isfinite()
+    # What is too large for the format is infinite there, and right.
+    rounded = round_nearest(subject.exact, subject.fmt)
+    bad = subject.judged & rounded.isfinite() & ~subject.cand.isfinite()
     if not bool(bad.any()):
         return None
     values = subject.cand[bad]

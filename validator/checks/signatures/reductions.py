@@ -78,7 +78,7 @@ class _Counts:
         times = sorted({self.counts[rank] for rank in repeated})
         parameters: dict[str, object] = {}
         kept = tuple(rank for rank in self.counts if rank not in missing)
-        if missing and kept == subject.ranks and not repeated:
+        if missing and kept and kept == subject.ranks and not repeated:
             # Another rank's copy lacks other terms.
             parameters["own_term"] = True
         elif missing:
