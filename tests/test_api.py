@@ -48,6 +48,17 @@ class Renamed(nn.Module):
         return self.lm_head(self.layer(self.tokens(input_ids)))
 
 
+class Unlike(nn.Module):
+    """Another model altogether."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.table(input_ids % 7)
+
+
 def ids() -> Tensor:
     return torch.arange(64).remainder(32).view(2, 32)
 
@@ -179,7 +190,7 @@ def test_mistakes_are_validator_errors(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no such capture"):
         validator.check(reference=Net(), candidate=tmp_path / "absent.h5")
     with pytest.raises(MismatchError, match="share no module name"):
-        validator.check(reference=Net(), candidate=Renamed(), inputs={"input_ids": ids()})
+        validator.check(reference=Net(), candidate=Unlike(), inputs={"input_ids": ids()})
     assert issubclass(MismatchError, ValidatorError)
 
 

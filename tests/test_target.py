@@ -263,7 +263,7 @@ def test_a_candidate_is_needed_only_when_it_is_asked_for(write: Write) -> None:
         ),
         ("layout = ['a']", "layout in {} is ['a']; it must be a dict from module patterns to strings"),
         ("names = {'a': 1}", "names in {} is {{'a': 1}}; it must be a dict from module patterns to strings"),
-        ("mesh = {'tp': 0}", "mesh in {} is {{'tp': 0}}; it must be a dict such as {{\"dp\": 2, \"tp\": 2}}"),
+        ("mesh = {'tp': 0}", 'mesh in {} is {{\'tp\': 0}}; it must be a dict such as {{"dp": 2, "tp": 2}}'),
         ("inputs = {'x': 1}", "inputs in {} is a dict, not a function; write `def inputs(...)`"),
     ],
     ids=["recipe", "layout", "names", "mesh", "inputs"],

@@ -12,6 +12,7 @@ from benchmarks.detection import append_record, code_version, plan, read_records
 from benchmarks.rules import RULES, broken_rules
 from benchmarks.tables import ALIGNED, DETECTED, EXACT, FALSE_ALARM, MISSED, as_markdown
 from tests.models import KERNELS
+from tests.parallel.cases import CASES, PortCase
 from tests.planted import FAULTS
 from tests.trials import Trial
 
@@ -32,13 +33,14 @@ def record(outcome: str, *, fault: str | None = None, kind: str = "norms", **rul
 
 
 def test_every_fault_every_family_and_300_healthy_ports_are_in_the_plan() -> None:
-    trials = plan(seeds=2)
+    cases = plan(seeds=2)
+    assert [case for case in cases if isinstance(case, PortCase)] == list(CASES)
+    assert len({case.label for case in cases}) == len(cases)
+    trials = [case for case in cases if isinstance(case, Trial)]
     assert {trial.fault for trial in trials} == {fault.fault for fault in FAULTS} | {None}
     healthy = [trial for trial in trials if trial.fault is None]
     assert {trial.setup.family for trial in healthy} == set(KERNELS)
     assert len(healthy) >= 300
-    labels = [trial.label for trial in trials]
-    assert len(set(labels)) == len(labels)
     assert {trial.setup.seed for trial in trials if trial.fault is not None} == {0, 1}
 
 

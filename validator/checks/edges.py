@@ -176,7 +176,7 @@ class EdgeJudge:
             term, behind = tried[0], None
             verdict = _verdict(term.assessment)
             if verdict is not None:
-                searched = ((t, self._search.undeclared(t.code, t.edge, judged)) for t in tried)
+                searched = ((t, self._search.undeclared(t.code, t.edge, judged, is_near=True)) for t in tried)
                 term, behind = next((hit for hit in searched if hit[1] is not None), (term, None))
                 is_explained = is_explained and behind is not None
             if behind is not None:

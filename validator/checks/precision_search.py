@@ -63,18 +63,27 @@ class PrecisionSearch:
     policy: Policy
     explainer: Explainer
 
-    def undeclared(self, code: Code, edge: CodeEdge, judged: Tensor | None) -> Behind | None:
+    def undeclared(
+        self, code: Code, edge: CodeEdge, judged: Tensor | None, *, is_near: bool = False
+    ) -> Behind | None:
         """Return the undeclared recipe that is behind an edge, or None.
 
         It is the strictest whose model is near to the candidate unless another's is much nearer, else the
         strictest that makes such errors.
+
+        Args:
+            code: that made the edge.
+            edge: the edge.
+            judged: `[*]` boolean, or None for all.
+            is_near: whether the model's values must be near. Errors of a kind that some recipe makes are also
+                those of inputs that are a little off.
         """
         allowed = self.policy.allowed
         behind: Behind | None = None
         least = math.inf
         for suspect in suspects(code, edge, self.policy.others, allowed[-1]):
             explained = self._explained_by(code, edge, suspect, allowed, judged)
-            if explained is None:
+            if explained is None or (is_near and explained.left is None):
                 continue
             left = explained.left
             if behind is None or (left is not None and left < MUCH_NEARER * least):

@@ -109,9 +109,7 @@ def judge_terms(
     biases = [torch.zeros((), dtype=torch.float64)]
     if module.bias is not None:
         biases.append(_parameter(trace, call, "bias", module.bias))
-    first = {
-        rank: partial for partial in call.partials if partial.order == 0 for rank in partial.input_boxes
-    }
+    first = {rank: partial for partial in call.partials if partial.order == 0 for rank in partial.input_boxes}
     for rank, partial in first.items():
         box, cand = partial.input_boxes.get(rank), partial.tensors.get(rank)
         if rank not in view.ranks or box is None or cand is None:

@@ -153,7 +153,7 @@ class Lineup:
             control: `[*]` the declared recipe's.
         """
         elements = self._elements
-        if not len(elements) or self.differing(control) < DIFFERING:
+        if not (len(elements) and self._suspect.steps) or self.differing(control) < DIFFERING:
             return None
         recipe, last = self._suspect.recipe, self._suspect.steps[-1]
         is_split = recipe.partials != "float32"

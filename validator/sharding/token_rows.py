@@ -4,6 +4,9 @@ Shape legend: B = batch, S = tokens, R = rows: a rank's own sequences and tokens
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Self
 
 import torch
 
@@ -17,6 +20,9 @@ _CLEARLY = 4.0
 
 _NEAR = 16.0
 """How many times smaller than the values' own squares a squared distance is of what is the same value."""
+
+_MOST_ROWS = 1 << 12
+"""Of more rows, the distances of all from all are too many."""
 
 
 def row_dims(plan: Plan, *, batch: int, tokens: int) -> tuple[int, ...]:
@@ -49,26 +55,42 @@ def lie_elsewhere(
         dims: of the rows, as `row_dims` returns them.
     """
     whole = ref.read().double()
-    planned = nearest = energy = 0.0
-    for holding in plan.holdings:
-        if holding.is_empty:
-            continue
-        local, own = tensors[holding.rank].read().double(), whole
-        for dim in range(len(plan.shape)):
-            places = _places(holding, dim, is_local=True)
-            local = local.index_select(dim, places)
-            if dim not in dims:
-                own = own.index_select(dim, _places(holding, dim, is_local=False))
-        said = own
-        for dim in dims:
-            said = said.index_select(dim, _places(holding, dim, is_local=False))
-        at_plan = float((local - said).square().sum())
-        energy += float(said.square().sum())
-        planned += at_plan
-        if at_plan:
-            distances = torch.cdist(_rows(local, dims), _rows(own, dims))
-            nearest += float(distances.min(1).values.square().sum())
-    return planned * _NEAR > energy > nearest * _NEAR and nearest * _CLEARLY < planned
+    parts = [_Part.of(holding, tensors[holding.rank], whole, dims) for holding in plan.holdings]
+    energy = sum(float(part.said.square().sum()) for part in parts)
+    planned = sum(float((part.local - part.said).square().sum()) for part in parts)
+    if planned * _NEAR <= energy or any(
+        _count(x, dims) > _MOST_ROWS for p in parts for x in (p.local, p.own)
+    ):
+        return False
+    nearest = sum(
+        float(torch.cdist(_rows(part.local, dims), _rows(part.own, dims)).amin(1).square().sum())
+        for part in parts
+        if part.local.numel()
+    )
+    return energy > nearest * _NEAR and nearest * _CLEARLY < planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What a rank holds, the reference's values there by the plan, and all rows among which they may be."""
+
+    local: torch.Tensor
+    said: torch.Tensor
+    own: torch.Tensor
+
+    @classmethod
+    def of(cls, holding: Holding, tensor: TensorRef, whole: torch.Tensor, dims: Collection[int]) -> Self:
+        local, own, said = tensor.read().double(), whole, whole
+        for dim in range(whole.dim()):
+            local = local.index_select(dim, _places(holding, dim, is_local=True))
+            places = _places(holding, dim, is_local=False)
+            said = said.index_select(dim, places)
+            own = own if dim in dims else own.index_select(dim, places)
+        return cls(local=local, said=said, own=own)
+
+
+def _count(tensor: torch.Tensor, dims: Collection[int]) -> int:
+    return prod(tensor.shape[dim] for dim in dims)
 
 
 def _rows(tensor: torch.Tensor, dims: Collection[int]) -> torch.Tensor:
@@ -79,4 +101,4 @@ def _rows(tensor: torch.Tensor, dims: Collection[int]) -> torch.Tensor:
 
 def _places(holding: Holding, dim: int, *, is_local: bool) -> torch.Tensor:
     ranges = [run.local if is_local else run.logical for run in holding.dims[dim]]
-    return torch.cat([torch.arange(r.start, r.stop, r.step) for r in ranges])
+    return torch.cat([torch.arange(0), *(torch.arange(r.start, r.stop, r.step) for r in ranges)])
