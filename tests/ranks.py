@@ -134,12 +134,4 @@ def _serve(rank: int, world_size: int, store: Path, pipe: Connection) -> None:
                 pickle.loads(answer)
             except Exception:
                 answer = pickle.dumps((RuntimeError(repr(error)), None, text))
-        _destroy_groups()
         pipe.send_bytes(answer)
-
-
-def _destroy_groups() -> None:
-    """Destroy the groups that a job left: each has threads of its own, which go on polling."""
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
