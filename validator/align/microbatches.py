@@ -70,7 +70,8 @@ def _groups(ours: Children, theirs: Children, batch: int | None) -> list[_Group]
         outer, parents = stack.pop()
         for name, calls in theirs.get(outer, {}).items():
             for their, parts in zip(calls, _parts(ours, parents, name, len(calls)), strict=False):
-                group = _group(parts, their, batch)
+                is_loop = len(parents) == 1 and len(parts) > 1
+                group = None if is_loop and _has_free_rows(their, batch) else _group(parts, their, batch)
                 if group is not None:
                     groups.append(group)
                     stack.append((their.id, [part.id for part in parts]))
@@ -90,6 +91,15 @@ def _parts(ours: Children, parents: Sequence[int | None], name: str, count: int)
     if of_parents and all(len(found) == count for found in of_parents):
         return list(zip(*of_parents, strict=True))
     return []
+
+
+def _has_free_rows(their: Call, batch: int | None) -> bool:
+    """Tell whether a call is given rows that are no sequences.
+
+    Code that calls a module on some of them at a time, as that of experts does, may take them in any order.
+    """
+    given = [value.meta for value in their.inputs.values() if isinstance(value, TensorRef)]
+    return any("float" in meta.dtype and len(meta.shape) == 2 and meta.shape[0] != batch for meta in given)
 
 
 def _group(parts: Sequence[Call], their: Call, batch: int | None) -> _Group | None:
