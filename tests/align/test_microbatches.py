@@ -126,3 +126,22 @@ def test_a_module_that_one_part_alone_called_is_that_parts() -> None:
     by_module = calls(joined(recorder.capture(), reference.capture()))
     assert by_module["expert"].parent == by_module[""].id
     assert torch.equal(tensor(by_module["expert"].inputs, "input"), X[0, :1])
+
+
+@pytest.mark.parametrize(("rows", "count"), [(BATCH, 1), (BATCH + 2, 2)])
+def test_calls_on_some_rows_at_a_time_are_one_only_if_the_rows_are_sequences(rows: int, count: int) -> None:
+    x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(1))
+
+    def experts(*parts: slice) -> RankCapture:
+        recorder = Recorder()
+        with recorder.call("", {"x": x}) as out:
+            for part in parts:
+                recorder.leaf("act", {"input": x[part]}, 2 * x[part])
+            out[""] = 3 * x
+        return recorder.capture()
+
+    names = {"": "", "act": "act"}
+    (joined,) = join_microbatches(
+        cand=(experts(slice(0, 3), slice(3, rows)),), ref=experts(slice(None)), modules=names, batch=BATCH
+    )
+    assert [call.module for call in joined.calls].count("act") == count

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from validator.capturing.records import Call, RankCapture
 
-__all__ = ["Children", "MatchedCall", "MatchedCalls", "children_of", "match_calls"]
+__all__ = ["Children", "MatchedCall", "MatchedCalls", "children_of", "enclosing", "match_calls"]
 
 Children = dict[int | None, dict[str, list[Call]]]
 """Calls by the id of the call that encloses them (None for outermost ones) and by module, in order."""
@@ -87,11 +87,16 @@ def children_of(calls: Sequence[Call], names: Mapping[str, str]) -> Children:
     for call in sorted(calls, key=lambda call: call.start):
         if call.module not in names:
             continue
-        parent = call.parent
-        while parent is not None and by_id[parent].module not in names:
-            parent = by_id[parent].parent
-        children.setdefault(parent, {}).setdefault(names[call.module], []).append(call)
+        caller = next((outer.id for outer in enclosing(call, by_id) if outer.module in names), None)
+        children.setdefault(caller, {}).setdefault(names[call.module], []).append(call)
     return children
+
+
+def enclosing(call: Call, by_id: Mapping[int, Call]) -> Iterator[Call]:
+    """Yield the calls that enclose a call, innermost first."""
+    while call.parent is not None:
+        call = by_id[call.parent]
+        yield call
 
 
 def _why(parent: Call | None, counts: Mapping[int, int], ref_count: int) -> str:

@@ -7,15 +7,16 @@ returned, the outputs are its terms all the same, and what was done to them is t
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
+from validator.align.calls import enclosing
 from validator.capturing.records import Call, Collective, Mesh, Placement, RankCapture, TensorRef
-from validator.sharding.inference import arrangements, role_of
+from validator.sharding.inference import CLEARLY, arrangements, role_of
 from validator.sharding.unshard import shard
 
 __all__ = ["mark_terms", "move_late_sums"]
@@ -102,7 +103,7 @@ def _candidates(cand: Sequence[RankCapture]) -> dict[_Site, dict[int, _LateSum]]
         by_id = {call.id: call for call in capture.calls}
         sums = sorted(filter(_is_sum, capture.collectives), key=lambda c: c.start)
         for call in capture.calls:
-            around = {above.id for above in _around(call, by_id)}
+            around = {above.id for above in enclosing(call, by_id)}
             later = [c for c in sums if call.end is not None and c.start > call.end and c.call in around]
             for path, value in call.outputs.items():
                 if not isinstance(value, TensorRef) or "float" not in value.meta.dtype:
@@ -149,11 +150,7 @@ def _adds_up(given: Sequence[TensorRef], whole: torch.Tensor) -> bool:
     parts = [tensor.read().double() for tensor in given]
     alone = min(float((part - whole).square().sum()) for part in parts)
     together = float((torch.stack(parts).sum(0) - whole).square().sum())
-    return together * _CLEARLY < alone
-
-
-_CLEARLY = 4.0
-"""How many times nearer to the reference the sum must be than each term, squared."""
+    return together * CLEARLY < alone
 
 
 def _sites(captures: Sequence[RankCapture]) -> list[tuple[dict[int, _LateSum], bool]]:
@@ -170,7 +167,7 @@ def _sites(captures: Sequence[RankCapture]) -> list[tuple[dict[int, _LateSum], b
                     continue
                 site = (call.module, call.n, path)
                 holders.setdefault(site, {})[capture.rank] = (call, value)
-                around = {above.id for above in _around(call, by_id)}
+                around = {above.id for above in enclosing(call, by_id)}
                 for sum_ in entered.get(value.meta.checksum, ()):
                     if sum_.start > call.end and sum_.call in around and _fits(value, sum_):
                         late = _LateSum(call=call, given=value, sum_=sum_)
@@ -285,9 +282,3 @@ def _moved(capture: RankCapture, late_sums: Sequence[_LateSum]) -> RankCapture:
     )
     collectives = tuple(replace(c, call=owners.get(c.start, c.call)) for c in capture.collectives)
     return replace(capture, calls=calls, collectives=collectives)
-
-
-def _around(call: Call, by_id: Mapping[int, Call]) -> Iterator[Call]:
-    while call.parent is not None:
-        call = by_id[call.parent]
-        yield call

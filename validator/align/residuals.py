@@ -6,10 +6,11 @@ takes and returns the two of them. In the reference's words its input is their s
 too, and the norm's is the normed one alone. The sum is rounded once, as the device's own is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from validator.align.calls import enclosing
 from validator.align.derived import summed
 from validator.capturing.records import Call, RankCapture, TensorRef
 
@@ -48,7 +49,8 @@ def _joined(capture: RankCapture, counterparts: Mapping[str, Call], leaves: set[
     if not norms:
         return capture
     streams = {pair[0][1].meta.shape for pair in norms.values()}
-    around = set(_around(capture, norms))
+    by_id = {call.id: call for call in capture.calls}
+    around = {outer.id for norm in norms for outer in enclosing(by_id[norm], by_id)}
     calls = []
     for call in capture.calls:
         if call.id in norms:
@@ -99,16 +101,6 @@ def _container(call: Call, ref: Call, streams: set[_Shape]) -> Call:
 def _with_sum(values: Mapping[str, Any], first: _Named, second: _Named) -> dict[str, Any]:
     total = summed(first[1], second[1])
     return {path: total if path == first[0] else x for path, x in values.items() if path != second[0]}
-
-
-def _around(capture: RankCapture, inner: Mapping[int, object]) -> Iterator[int]:
-    """Yield the calls that enclose others, by id."""
-    by_id = {call.id: call for call in capture.calls}
-    for call in inner:
-        parent = by_id[call].parent
-        while parent is not None:
-            yield parent
-            parent = by_id[parent].parent
 
 
 def _floats(values: Mapping[str, Any]) -> list[_Named]:

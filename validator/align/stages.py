@@ -5,11 +5,12 @@ a later stage is given, and what an earlier one returns, is a hidden state on it
 that every stage has for itself, such as rotary tables, is given beside positions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from validator.align.calls import enclosing
 from validator.align.stacks import Stack, find_stacks
-from validator.capturing.records import Call, RankCapture, TensorRef
+from validator.capturing.records import RankCapture, TensorRef
 
 __all__ = ["join_stages"]
 
@@ -78,8 +79,8 @@ def _containers(stack: Stack, ref: RankCapture, fired: _Fired) -> dict[str, _Sha
     by_id = {call.id: call for call in ref.calls}
     common = frozenset.intersection(*fired.values())
     containers = {}
-    for container in _around(stack.layers[0], by_id):
-        inside = [c for c in ref.calls if any(outer.id == container.id for outer in _around(c, by_id))]
+    for container in enclosing(stack.layers[0], by_id):
+        inside = [c for c in ref.calls if any(outer.id == container.id for outer in enclosing(c, by_id))]
         own = sorted(
             (c.start, c.module) for c in inside if any(c.module in n - common for n in fired.values())
         )
@@ -104,13 +105,6 @@ def _helpers(others: set[str], ref: RankCapture, fired: _Fired, layers: set[str]
             )
             helpers[name] = _Shared(first=first, last=None)
     return helpers
-
-
-def _around(call: Call, by_id: Mapping[int, Call]) -> Iterator[Call]:
-    """Yield the calls that enclose a call, innermost first."""
-    while call.parent is not None:
-        call = by_id[call.parent]
-        yield call
 
 
 def _joined(capture: RankCapture, modules: Mapping[str, str], shared: Mapping[str, _Shared]) -> RankCapture:

@@ -14,14 +14,12 @@ from validator.align.calls import MatchedCall
 from validator.align.dims import RootSizes
 from validator.capturing.records import TensorRef
 from validator.errors import LayoutError
+from validator.sharding.inference import CLEARLY
 from validator.sharding.plan import Plan
 from validator.sharding.token_orders import ORDERS, TokenOrder
 from validator.sharding.unshard import shard
 
 __all__ = ["UnknownOrderError", "find_token_order", "splits_tokens"]
-
-_CLEARLY = 4.0
-"""How many times smaller the squared distance must be than any other order's: as in `sharding.inference`."""
 
 _TRIED = 8
 """So many tensors of a kind are asked at most: a fault spoils some, an order is that of all."""
@@ -131,7 +129,7 @@ def _order(
         return None
     nearest = min(distances, key=lambda plan: distances[plan])
     others = [distance for plan, distance in distances.items() if plan != nearest]
-    return plans[nearest] if all(distances[nearest] * _CLEARLY < distance for distance in others) else None
+    return plans[nearest] if all(distances[nearest] * CLEARLY < distance for distance in others) else None
 
 
 def _listed(ours: Mapping[int, TensorRef], their: TensorRef, sizes: RootSizes) -> TokenOrder | None:

@@ -49,7 +49,7 @@ class Manifest:
     """What holds of a whole capture.
 
     Attributes:
-        capture_id: the same in all files of a capture, and in no other's; "" in older ones.
+        capture_id: the same in all files of a capture, and in no other's.
         world_size: number of ranks that ran.
         ranks: those that were recorded, in ascending order.
         recipe: name of the recipe that the run declared.
@@ -119,9 +119,8 @@ class Manifest:
                 exclude=_texts(fields["exclude"]),
                 silent=_texts(fields["silent"]),
                 left_out=_texts(fields["left_out"]),
-                # Captures without noise may be older than the field.
-                noise=None if fields.get("noise") is None else Noise.from_json(fields["noise"]),
-                capture_id=str(fields.get("capture_id", "")),
+                noise=None if fields["noise"] is None else Noise.from_json(fields["noise"]),
+                capture_id=str(fields["capture_id"]),
                 run=dict(fields["run"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -4,7 +4,6 @@ Shape legend: * = the edge's shape, N = size of the dim in question, M = element
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -130,20 +129,7 @@ _RANK = {meaning: i for i, meaning in enumerate(("channel", "head", "expert", "t
 
 def _flattened(subject: Subject) -> Subject:
     """Return the edge with the tokens of all sequences in one dim."""
-
-    def flat(values: Tensor) -> Tensor:
-        return values.expand(subject.exact.shape).flatten(0, 1)
-
-    return replace(
-        subject,
-        exact=flat(subject.exact),
-        cand=flat(subject.cand),
-        allowed=flat(subject.allowed),
-        judged=flat(subject.judged),
-        dims=("token", *subject.dims[2:]),
-        parts=(),
-        routing=None,
-    )
+    return subject.rearranged(lambda values: values.flatten(0, 1), dims=("token", *subject.dims[2:]))
 
 
 def _of_dim(subject: Subject, dim: int, meaning: str) -> Signature | None:
@@ -234,20 +220,7 @@ def _sampled(subject: Subject, dim: int) -> Subject:
     columns = np.unravel_index(np.linspace(0, rows - 1, count).astype(np.int64), others)
     places = [torch.from_numpy(column)[None, :] for column in columns] if len(shape) > 1 else []
     places.insert(dim, torch.arange(shape[dim])[:, None])
-
-    def take(values: Tensor) -> Tensor:
-        return values.expand(shape)[tuple(places)]
-
-    return replace(
-        subject,
-        exact=take(subject.exact),
-        cand=take(subject.cand),
-        allowed=take(subject.allowed),
-        judged=take(subject.judged),
-        dims=(),
-        parts=(),
-        routing=None,
-    )
+    return subject.rearranged(lambda values: values[tuple(places)])
 
 
 def _residual(sampled: Subject, order: Places) -> float | None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .calls import Call, refusal
+from .calls import REFUSALS, Call, refusal
+from .case import observed
 from .draws import Ranks, Values
 from .exchanges import Collective, Exchange, Reduction, communicate, meet, synchronize
-from .records import Kind, Observation, Status
+from .records import Kind, Observation
 
 __all__ = ["BandwidthCase", "bus_bytes"]
 
@@ -39,20 +40,10 @@ class BandwidthCase:
             call = self._call(ranks, size_bytes)
             try:
                 figures[size_bytes] = self._seconds(call)
-            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            except REFUSALS as error:
                 message = refusal(error)
                 break
-        yield Observation(
-            rank=ranks.rank,
-            case=self.name,
-            kind=Kind.BANDWIDTH,
-            call=str(call.exchange),
-            dtype=str(self.dtype).removeprefix("torch."),
-            size=call.exchange.output_size(ranks.rank),
-            status=Status.UNSUPPORTED if message else Status.OK,
-            message=message,
-            figures=figures,
-        )
+        yield observed(call, case=self.name, kind=Kind.BANDWIDTH, message=message, figures=figures)
 
     def _call(self, ranks: Ranks, size_bytes: int) -> Call:
         shared = self.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)

@@ -15,7 +15,10 @@ from .draws import Draw, Memory, Ranks, Values, arrange, bits_of, poisoned
 from .exchanges import Exchange, Reduction, communicate, synchronize
 from .records import Blame
 
-__all__ = ["Call", "refusal", "supported_format"]
+__all__ = ["REFUSALS", "Call", "refusal", "supported_format"]
+
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
+"""What a backend raises that does not take a call."""
 
 
 def supported_format(dtype: torch.dtype) -> Format | None:

@@ -1,15 +1,15 @@
 """Cases that compute while a collective runs: a race shows as other bits than a synchronised run has."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .calls import Call, refusal
-from .draws import Ranks, Values, bits_of, poisoned
-from .exchanges import Collective, Exchange, Reduction, meet, synchronize
-from .records import Blame, Fault, Kind, Observation, Status
+from .calls import REFUSALS, Call, refusal
+from .case import CollectiveCase, observed
+from .draws import Ranks, bits_of, poisoned
+from .exchanges import Exchange, Reduction, meet, synchronize
+from .records import Blame, Fault, Kind, Observation
 
 __all__ = ["OverlapCase"]
 
@@ -18,7 +18,7 @@ _WORK = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapCase:
+class OverlapCase(CollectiveCase):
     """A collective that is started, computed beside, and waited for, against the same one synchronised.
 
     The buffer is filled by the kernel just before the start, read by the one just after the wait, and then
@@ -29,20 +29,8 @@ class OverlapCase:
         rounds: how many calls are in flight one after the other on the same buffers.
     """
 
-    name: str
-    exposes: str
-    collective: Collective
-    values: Values
-    sizes: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
     reduction: Reduction | None = None
     rounds: int = 4
-
-    def run(self, ranks: Ranks) -> Iterator[Observation]:
-        """Run both ways on this rank, and give what came."""
-        for dtype in self.dtypes:
-            for size in self.sizes:
-                yield self._observe(ranks, dtype, size)
 
     def _observe(self, ranks: Ranks, dtype: torch.dtype, size: int) -> Observation:
         first = Call(
@@ -64,23 +52,13 @@ class OverlapCase:
         try:
             synchronised = [_synchronised(call) for call in calls]
             overlapped = _overlapped(calls)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        except REFUSALS as error:
             message = refusal(error)
         else:
             for call, safe, got in zip(calls, synchronised, overlapped, strict=True):
                 # What is wrong either way is no race; the exact cases say what it is.
                 blames += [] if call.explain(safe) else _race(safe, got, call.exchange.turn)
-        return Observation(
-            rank=ranks.rank,
-            case=self.name,
-            kind=Kind.OVERLAP,
-            call=str(first.exchange),
-            dtype=str(dtype).removeprefix("torch."),
-            size=first.exchange.output_size(ranks.rank),
-            status=Status.UNSUPPORTED if message else Status.WRONG if blames else Status.OK,
-            message=message,
-            blames=tuple(blames),
-        )
+        return observed(first, case=self.name, kind=Kind.OVERLAP, message=message, blames=tuple(blames))
 
 
 def _synchronised(call: Call) -> Tensor:

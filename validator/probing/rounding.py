@@ -1,17 +1,17 @@
 """Cases whose sums round: is a reduction deterministic, in which order and which format does it add?"""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .calls import Call, refusal, supported_format
-from .draws import Ranks, Values, bits_of
+from .calls import REFUSALS, Call, refusal, supported_format
+from .case import CollectiveCase, observed
+from .draws import Ranks, bits_of
 from .exchanges import Collective, Exchange, Reduction
 from .orders import recognise
-from .records import Kind, Observation, Order, Status
+from .records import Kind, Observation, Order
 
 __all__ = ["OrderCase"]
 
@@ -20,25 +20,12 @@ _ELEMENTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderCase:
+class OrderCase(CollectiveCase):
     """A sum on values of which each order and format gives other bits.
 
     Attributes:
-        values: makes them; every repeat has the same ones.
+        values: makes them; every repeat, of `ranks.repeat` and at least two, has the same ones.
     """
-
-    name: str
-    exposes: str
-    collective: Collective
-    values: Values
-    sizes: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-    def run(self, ranks: Ranks) -> Iterator[Observation]:
-        """Run it on this rank, `ranks.repeat` times and at least twice, and give what came."""
-        for dtype in self.dtypes:
-            for size in self.sizes:
-                yield self._observe(ranks, dtype, size)
 
     def _observe(self, ranks: Ranks, dtype: torch.dtype, size: int) -> Observation:
         call = Call(
@@ -57,19 +44,15 @@ class OrderCase:
         message = ""
         try:
             results = [call.run() for _ in range(max(2, ranks.repeat))]
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        except REFUSALS as error:
             message = refusal(error)
         checksums = tuple(_checksum(got) for got in results)
         blames = call.explain(results[0]) if results else ()
         order, formats = self._order(call, results[0]) if results and not blames else (None, ())
-        return Observation(
-            rank=ranks.rank,
+        return observed(
+            call,
             case=self.name,
             kind=Kind.ORDER,
-            call=str(call.exchange),
-            dtype=str(dtype).removeprefix("torch."),
-            size=call.exchange.output_size(ranks.rank),
-            status=Status.UNSUPPORTED if message else Status.WRONG if blames else Status.OK,
             message=message,
             blames=blames,
             checksums=checksums,

@@ -23,6 +23,7 @@ from validator.sharding.token_orders import TokenOrder
 from validator.sharding.unshard import shard
 
 __all__ = [
+    "CLEARLY",
     "Arrangement",
     "Evidence",
     "Habits",
@@ -35,7 +36,7 @@ __all__ = [
 
 _Shape = tuple[int, ...]
 
-_CLEARLY = 4.0
+CLEARLY = 4.0
 """How many times smaller the squared distance from the reference must be than any other's.
 
 The wrong shard of an activation is as far as another activation: twice its square. A fault moves fewer
@@ -191,7 +192,7 @@ def _nearest(ways: Sequence[Arrangement], evidence: Evidence) -> list[Arrangemen
     order = sorted(range(len(ways)), key=lambda i: distances[i])
     best = order[0]
     others = [i for i in order if any(_distance(parts[i][rank], parts[best][rank]) for rank in locals_)]
-    is_clear = not others or distances[best] * _CLEARLY < distances[others[0]]
+    is_clear = not others or distances[best] * CLEARLY < distances[others[0]]
     return [ways[i] for i in order if i not in others] if is_clear else []
 
 

@@ -11,12 +11,10 @@ from typing import Self
 import torch
 
 from validator.capturing.records import TensorRef
+from validator.sharding.inference import CLEARLY
 from validator.sharding.plan import Holding, Plan
 
 __all__ = ["lie_elsewhere", "row_dims"]
-
-_CLEARLY = 4.0
-"""How many times smaller the squared distance must be than at the planned places: as in `inference`."""
 
 _NEAR = 16.0
 """How many times smaller than the values' own squares a squared distance is of what is the same value."""
@@ -67,7 +65,7 @@ def lie_elsewhere(
         for part in parts
         if part.local.numel()
     )
-    return energy > nearest * _NEAR and nearest * _CLEARLY < planned
+    return energy > nearest * _NEAR and nearest * CLEARLY < planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

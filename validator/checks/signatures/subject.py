@@ -133,17 +133,27 @@ class Subject:
         return chosen
 
     def _of_rows(self, rows: Tensor) -> "Subject":
-        def take(values: Tensor) -> Tensor:
-            return values.expand(self.exact.shape).reshape(-1, self.exact.shape[-1])[rows]
+        return self.rearranged(lambda values: values.reshape(-1, self.exact.shape[-1])[rows])
+
+    def rearranged(self, change: Callable[[Tensor], Tensor], *, dims: tuple[str, ...] = ()) -> "Subject":
+        """Return the edge with some of its elements, or in another shape.
+
+        Args:
+            change: makes the new tensor of each of shape `[*]`.
+            dims: meaning of the new dims. Which rank or expert an element was of is not known any more.
+        """
+
+        def changed(values: Tensor) -> Tensor:
+            return change(values.expand(self.exact.shape))
 
         return replace(
             self,
-            exact=take(self.exact),
-            cand=take(self.cand),
-            allowed=take(self.allowed),
-            judged=take(self.judged),
-            dims=(),
+            exact=changed(self.exact),
+            cand=changed(self.cand),
+            allowed=changed(self.allowed),
+            judged=changed(self.judged),
+            dims=dims,
             parts=(),
             routing=None,
-            terms=lambda: {rank: take(term) for rank, term in self.terms().items()},
+            terms=lambda: {rank: changed(term) for rank, term in self.terms().items()},
         )
