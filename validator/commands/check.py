@@ -1,0 +1,81 @@
+"""`validator check`: the whole job."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.options import (
+    Device,
+    Dtype,
+    Exclude,
+    Include,
+    JsonFile,
+    Nproc,
+    Plant,
+    RecipeName,
+    TensorParallel,
+    Timeout,
+)
+from validator.commands.running import clear, one_message, write_json
+from validator.terminal import progress_bars, show, target_output_on_stderr
+
+__all__ = ["check"]
+
+
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="Python file with reference, candidate and inputs; or a checkpoint."
+        ),
+    ],
+    nproc: Nproc = 1,
+    device: Device = None,
+    dtype: Dtype = None,
+    tp: TensorParallel = None,
+    recipe: RecipeName = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    capture: Annotated[
+        Path | None, typer.Option("--capture", metavar="NAME", help="Judge this capture; run no candidate.")
+    ] = None,
+    json_path: JsonFile = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the candidate's capture here.")
+    ] = None,
+    timeout: Timeout = None,
+    plant: Plant = None,
+) -> None:
+    """Judge every edge of the candidate against the float64 oracle.
+
+    Loading a target runs its code. Exit codes: 0 aligned, 1 divergent or undeclared precision,
+    2 could not compare, 3 inconclusive.
+    """
+    if json_path not in (None, "-"):
+        with one_message():
+            clear("--json", Path(json_path), {"the target": target})
+    with one_message(json_path):
+        with target_output_on_stderr(), progress_bars() as progress:
+            from validator.api import check_target
+
+            result = check_target(
+                target,
+                nproc=nproc,
+                device=device,
+                dtype=dtype,
+                tp=tp,
+                recipe=recipe,
+                include=tuple(include or ()),
+                exclude=tuple(exclude or ()),
+                capture=capture,
+                keep=keep,
+                timeout_s=timeout,
+                plant=plant,
+                progress=progress,
+            )
+        if json_path is not None:
+            write_json(json_path, result.to_json())
+        if json_path != "-":
+            show(result)
+    raise typer.Exit(result.exit_code)

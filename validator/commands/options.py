@@ -1,0 +1,60 @@
+"""Options that several commands have, spelt and explained once."""
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "Device",
+    "Dtype",
+    "Exclude",
+    "Include",
+    "JsonFile",
+    "Nproc",
+    "Plant",
+    "RecipeName",
+    "TensorParallel",
+    "Timeout",
+]
+
+Nproc = Annotated[int, typer.Option("--nproc", min=1, metavar="N", help="Ranks to launch the candidate on.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="D", help="The candidate's device, such as cuda.")
+]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="T", help="The candidate's dtype, such as bfloat16.")
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tp", min=1, metavar="N", help="Tensor-parallel size, for a checkpoint folder."),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="GLOB", help="Only modules of these names; may be repeated."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="No modules of these names; may be repeated."),
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", metavar="R", help="What the device may round: fused, eager, tf32, bf16-partials, ..."
+    ),
+]
+Plant = Annotated[
+    str | None,
+    typer.Option(
+        "--plant",
+        metavar="FAULT",
+        help="Plant a fault in the candidate first, such as attn-scale:layer=3; see `validator faults`.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=1, metavar="SECONDS", help="Give up on a run that takes longer."),
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout, without text."),
+]

@@ -1,0 +1,129 @@
+"""The whole job on a target: run the reference and the candidate, and judge every edge."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from validator.capturing.reader import open_capture
+from validator.errors import UsageError
+from validator.faults import parse
+from validator.judging import Progress, judged, recipe_named
+from validator.report.result import Result
+from validator.runs import SideRun, capture_side, feed
+from validator.target import load_target
+
+__all__ = ["check_target"]
+
+
+def check_target(
+    source: str,
+    *,
+    nproc: int = 1,
+    device: str | None = None,
+    dtype: str | None = None,
+    tp: int | None = None,
+    recipe: str | None = None,
+    include: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    capture: Path | None = None,
+    keep: Path | None = None,
+    timeout_s: float | None = None,
+    plant: str | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Do the whole job on a target: run the reference and the candidate, and judge every edge.
+
+    Args:
+        source: a Python file or a checkpoint folder.
+        nproc: ranks to launch the candidate on.
+        device: passed to `candidate`.
+        dtype: passed to `candidate`.
+        tp: passed to `candidate`.
+        recipe: name of a recipe of `validator.numerics.recipes`; default the target's own, else `fused` and
+            `eager` are allowed.
+        include: globs of the candidate's modules to look at.
+        exclude: globs of the candidate's modules to leave out.
+        capture: a stored capture of the candidate to judge in place of running it.
+        keep: folder to keep both captures in, as `reference.h5` and `candidate`.
+        timeout_s: seconds that the candidate's run may take.
+        plant: a fault to plant in the candidate before it runs, as `validator.faults.parse` reads it.
+        progress: told the stage, and how much of how much is done.
+
+    Raises:
+        ValidatorError: the two sides can't be compared.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    if capture is not None:
+        _refuse_with_capture(
+            nproc=nproc, device=device, dtype=dtype, tp=tp, include=include, exclude=exclude, plant=plant
+        )
+        target = load_target(source)
+        open_capture(capture)
+    else:
+        target = load_target(source, device=device, dtype=dtype, tp=tp)
+        target.require("candidate")
+    declared = recipe_named(recipe) or target.recipe
+    if plant is not None:
+        parse(plant)
+    with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
+        folder = Path(scratch) if keep is None else _made(keep)
+        tell("reference", 0, 1)
+        reference = target.reference()
+        inputs = target.inputs()
+        ref_run = SideRun(source=source, side="reference", output=folder / "reference.h5", proof=False)
+        capture_side(ref_run, target, reference)
+        tell("reference", 1, 1)
+        run = SideRun(
+            source=source,
+            side="candidate",
+            output=folder / "candidate",
+            nproc=nproc,
+            device=device,
+            dtype=dtype,
+            tp=tp,
+            include=include,
+            exclude=exclude,
+            recipe=None if declared is None else declared.name,
+            timeout_s=timeout_s,
+            plant=plant,
+        )
+        if capture is None:
+            tell("candidate", 0, 1)
+            capture_side(run, target)
+            tell("candidate", 1, 1)
+        return judged(
+            reference=reference,
+            ref=open_capture(ref_run.output),
+            cand=open_capture(capture or run.output),
+            run=lambda model: feed(target, inputs, model),
+            recipe=declared,
+            names=target.names,
+            layout=target.layout,
+            mesh=target.mesh,
+            about={
+                "reference": {"source": source},
+                "candidate": {"source": str(capture or source)},
+                **({"command": run.command()} if capture is None else {}),
+            },
+            progress=tell,
+        )
+
+
+def _refuse_with_capture(**options: Any) -> None:
+    given = [f"--{name}" for name, value in options.items() if value not in (None, 1, ())]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} can't be used with --capture: it says how to run the candidate, "
+            "which ran already"
+        )
+
+
+def _made(folder: Path) -> Path:
+    taken = [name for name in ("reference.h5", "candidate") if (folder / name).exists()]
+    if taken:
+        raise UsageError(f"--keep {folder} holds {taken[0]} already; name a new folder, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--keep {folder} can't be made: {error.strerror}") from None
+    return folder
