@@ -53,6 +53,26 @@ def test_a_row_that_is_a_little_wrong_finds_its_place() -> None:
     assert torch.equal(order[found], torch.arange(ROWS))
 
 
+@pytest.mark.parametrize("apart", [0.3, 0.05], ids=["rather alike", "very alike"])
+def test_rows_that_are_much_alike_and_changed_places_are_told_apart(apart: float) -> None:
+    exact = _rows()
+    exact[7] = exact[3] + apart * exact[7]
+    exact[11] = exact[3] + apart * exact[11]
+    order = torch.arange(ROWS)
+    order[[3, 7, 11]] = torch.tensor([7, 11, 3])
+    found = row_order(exact, exact[order].to(torch.bfloat16).double())
+    assert found is not None
+    assert torch.equal(order[found], torch.arange(ROWS))
+
+
+def test_a_row_that_is_wrong_does_not_change_places_with_one_much_like_it() -> None:
+    exact = _rows()
+    exact[7] = exact[3] + 0.05 * exact[7]
+    wrong = exact.clone()
+    wrong[3] *= 1.03
+    assert row_order(exact, wrong) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda x: x, lambda x: x.to(torch.bfloat16).double(), lambda x: 1.01 * x],
