@@ -141,6 +141,7 @@ HEALTHY = tuple(
             "contiguous": tokens.context_port("contiguous"),
             "packed-told-by-ids": tokens.context_port("packed"),
             "zigzag-with-experts": tokens.context_port("zigzag", family="qwen3-moe"),
+            "positions-of-images": tokens.MULTIMODAL,
         },
         "sequence": {"own-tokens": sequences.OWN_TOKENS, "a-shared-expert": sequences.SHARED_EXPERT},
     }.items()
@@ -330,6 +331,13 @@ FAULTY = (
         port=tokens.context_port("packed"),
         spoil=tokens.positions_restart,
         guilty=("model.rotary_emb", None, None),
+    ),
+    PortCase(
+        kind="context",
+        name="positions-of-images-dealt-by-sequence",
+        port=tokens.MULTIMODAL,
+        spoil=tokens.positions_along_sequences,
+        guilty=("model.language_model.rotary_emb", None, 1),
     ),
     PortCase(
         kind="sequence",

@@ -33,6 +33,12 @@ def _call(model: nn.Module, given: Mapping[str, Any]) -> Any:
     return model(**given)
 
 
+def inputs() -> dict[str, Any]:
+    """Return keyword arguments of the models: `input_ids` is `[BATCH, TOKENS]`."""
+    generator = torch.Generator().manual_seed(1)
+    return {"input_ids": torch.randint(VOCABULARY, (BATCH, TOKENS), generator=generator), "use_cache": False}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
     """A reference with one way to split it over ranks.
@@ -45,6 +51,7 @@ class Port:
         changes: of the family's configuration, which has two layers unless they say otherwise.
         fill: changes weights in place.
         distributed: arguments of `DistributedConfig`, with which transformers shards as it loads.
+        given: makes the keyword arguments of the models.
         run: feeds one rank.
         dtype: the candidate's.
         kernel: the candidate's attention implementation.
@@ -57,6 +64,7 @@ class Port:
     changes: Mapping[str, Any] = field(default_factory=dict)
     fill: Callable[[nn.Module], None] | None = None
     distributed: Mapping[str, Any] | None = None
+    given: Callable[[], dict[str, Any]] = inputs
     run: Callable[[nn.Module, Mapping[str, Any]], Any] = _call
     dtype: str = "bfloat16"
     kernel: str = "eager"
@@ -70,12 +78,13 @@ class Port:
         if not path.exists():
             family = FAMILIES[self.family]
             config = family.config(False)
+            text = config.get_text_config()
             for name, value in ({"num_hidden_layers": 2} | dict(self.changes)).items():
-                setattr(config, name, value)
-            if getattr(config, "layer_types", None):
-                config.layer_types = config.layer_types[: config.num_hidden_layers]
+                setattr(text, name, value)
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[: text.num_hidden_layers]
             _quiet()
-            model = transformers.AutoModelForCausalLM.from_config(config)
+            model = getattr(transformers, family.auto).from_config(config)
             family.fill(model, torch.Generator().manual_seed(0))
             if self.fill is not None:
                 with torch.no_grad():
@@ -88,9 +97,19 @@ class Port:
         options: dict[str, Any] = {}
         if self.distributed is not None:
             options["distributed_config"] = DistributedConfig(**self.distributed)
-        model = _load(path, dtype=self.dtype, attn_implementation=self.kernel, **options)
+        model = self.load(path, dtype=self.dtype, attn_implementation=self.kernel, **options)
         with torch.no_grad():
             return model if self.shard is None else self.shard(model)
+
+    def load(self, path: Path, **options: Any) -> nn.Module:
+        """Load the checkpoint, whole or as `options` of `from_pretrained` say."""
+        _quiet()
+        # The kernels of experts leave rows of other ranks' experts unwritten.
+        if "moe" in json.loads((path / "config.json").read_text())["model_type"]:
+            options["experts_implementation"] = "eager"
+        auto = "AutoModelForCausalLM" if self.family in TRAINED else FAMILIES[self.family].auto
+        model: nn.Module = getattr(transformers, auto).from_pretrained(path, local_files_only=True, **options)
+        return model.eval()
 
 
 def judged(port: Port, folder: Path, pool: Callable[[int], RankPool], spoil: Spoil | None = None) -> Result:
@@ -105,16 +124,10 @@ def judged(port: Port, folder: Path, pool: Callable[[int], RankPool], spoil: Spo
     path, captured = port.checkpoint(folder), folder / "candidate"
     try:
         pool(port.ranks).run(_capture, port, path, captured, spoil, timeout_s=300)
-        reference = _load(path, dtype="auto", attn_implementation="eager")
-        return validator.check(reference=reference, candidate=captured, inputs=inputs(), **port.declared)
+        reference = port.load(path, dtype="auto", attn_implementation="eager")
+        return validator.check(reference=reference, candidate=captured, inputs=port.given(), **port.declared)
     finally:
         shutil.rmtree(captured, ignore_errors=True)
-
-
-def inputs() -> dict[str, Any]:
-    """Return keyword arguments of the models: `input_ids` is `[BATCH, TOKENS]`."""
-    generator = torch.Generator().manual_seed(1)
-    return {"input_ids": torch.randint(VOCABULARY, (BATCH, TOKENS), generator=generator), "use_cache": False}
 
 
 def assert_aligned(result: Result, *, unchecked: tuple[str, ...] = ()) -> None:
@@ -132,22 +145,11 @@ def first(result: Result) -> tuple[str, str | None, int | None]:
 
 
 def _capture(rank: int, world_size: int, port: Port, path: Path, output: Path, spoil: Spoil | None) -> None:
-    model, given = port.candidate(path), inputs()
+    model, given = port.candidate(path), port.given()
     if spoil is not None:
         with torch.no_grad():
             spoil(model)
     capture_run(lambda: port.run(model, copied(given)), model, output, inputs=given, overwrite=True)
-
-
-def _load(path: Path, **options: Any) -> nn.Module:
-    _quiet()
-    # The kernels of experts leave rows of other ranks' experts unwritten.
-    if "moe" in json.loads((path / "config.json").read_text())["model_type"]:
-        options["experts_implementation"] = "eager"
-    model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, **options
-    )
-    return model.eval()
 
 
 def _quiet() -> None:

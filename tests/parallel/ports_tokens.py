@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from tests.parallel.ports import TOKENS, Port
+from tests.parallel.ports import BATCH, TOKENS, Port, inputs
 from validator.wrapping import wrap
 
 __all__ = [
+    "MULTIMODAL",
     "ORDERS",
     "boundary_masked",
     "context_port",
+    "positions_along_sequences",
     "positions_contiguous",
     "positions_restart",
     "tokens_of",
@@ -52,6 +54,26 @@ def context_port(order: str, ranks: int = 2, *, family: str = "llama", **declare
         shard=partial(_with_gathering_attention, order=order),
         run=partial(_run, order=order),
         declared=declared,
+    )
+
+
+def _multimodal() -> dict[str, Any]:
+    """Return inputs with `[3, B, S]` positions as an image gives them: its rows and columns count apart."""
+    given = inputs()
+    time = torch.arange(TOKENS)
+    image = slice(4, 16)
+    rows, columns = time.clone(), time.clone()
+    time[image], rows[image], columns[image] = 4, 4 + torch.arange(12) // 4, 4 + torch.arange(12) % 4
+    positions = torch.stack([time, rows, columns])[:, None].expand(3, BATCH, TOKENS)
+    return {**given, "position_ids": positions.contiguous()}
+
+
+def _run_multimodal(model: Any, given: Mapping[str, Any], *, order: str) -> Any:
+    mine = tokens_of(order, dist.get_rank(), dist.get_world_size())
+    return model(
+        input_ids=given["input_ids"][:, mine],
+        position_ids=given["position_ids"][:, :, mine],
+        use_cache=False,
     )
 
 
@@ -88,6 +110,16 @@ def _causal(mine: Tensor) -> Tensor:
     return mine[:, None] >= torch.arange(TOKENS)
 
 
+MULTIMODAL = Port(
+    family="qwen2.5-vl",
+    ranks=2,
+    shard=partial(_with_gathering_attention, order="contiguous"),
+    given=_multimodal,
+    run=partial(_run_multimodal, order="contiguous"),
+)
+"""Tokens and their three positions dealt in runs."""
+
+
 def boundary_masked(model: Any) -> None:
     """Hide from rank 1's tokens in layer 1 the last one before its own chunk."""
     if dist.get_rank() == 1:
@@ -103,6 +135,13 @@ def boundary_masked(model: Any) -> None:
 def positions_contiguous(model: Any) -> None:
     """Take the rotary positions of a contiguous split, whichever tokens the rank has."""
     _rotate_at(model, lambda positions: tokens_of("contiguous", dist.get_rank(), dist.get_world_size())[None])
+
+
+def positions_along_sequences(model: Any) -> None:
+    """Deal the `[3, B, S]` positions along the sequences of the batch, not along the tokens."""
+    mine = _multimodal()["position_ids"].chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    wrong = mine[:, :, : TOKENS // dist.get_world_size()].expand(-1, BATCH, -1)
+    wrap(model.model.language_model.rotary_emb, lambda inner, x, position_ids: inner(x, wrong))
 
 
 def positions_restart(model: Any) -> None:

@@ -4,6 +4,7 @@ __all__ = ["IN_REAL_RUNS", "LEFT_OUT"]
 
 IN_REAL_RUNS = {
     "sp-shared-expert-chunk": "tests.parallel.ports_sequences:not_gathered",
+    "cp-mrope-seqdim": "tests.parallel.ports_tokens:positions_along_sequences",
     "moe-ep-combine-ids": "tests.parallel.spoils:mixed_up_answers",
 }
 """What plants them in a port that is split over ranks in its own way, as `module:function`, by id."""
@@ -28,7 +29,6 @@ LEFT_OUT = {
     "cp-attn-grad": _BACKWARD,
     "cp-loss-scale": _BACKWARD,
     "pp-vpp-offset": "of what a layer computes, its window alone depends on its number: attn-no-window",
-    "cp-mrope-seqdim": "it takes multimodal inputs whose tokens are dealt to ranks, and no port has any",
     "kv-tp-dup-transfer": "it takes a cache that moves from one process to another, and none does here",
     "kv-stale-hash": _STEPS,
     "uninit-first-inference": _STEPS,
