@@ -1,6 +1,7 @@
 """Small pairs of reference and candidate, in every setting that a healthy port may have."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "inputs",
     "load_candidate",
     "load_reference",
+    "run",
 ]
 
 TRAINED = ("tiny-dense", "tiny-moe")
@@ -61,6 +63,7 @@ class Setup:
         stimulus: what the weights make of the activations, and what the inputs are.
         biases: whether the projections of attention and MLP have biases, in families that are asked.
         cache: whether the models are asked for a KV cache, as they are by default.
+        decode: how many tokens are fed one at a time to a cache, after all others in one prefill.
     """
 
     family: str
@@ -76,6 +79,7 @@ class Setup:
     stimulus: Stimulus = Stimulus.PEAKED
     biases: bool = False
     cache: bool = False
+    decode: int = 0
 
     @property
     def label(self) -> str:
@@ -93,6 +97,7 @@ class Setup:
             options.append(f"{self.ref_experts}-{self.cand_experts}")
         options += [] if self.stimulus is Stimulus.PEAKED else [self.stimulus.value]
         options += [name for name in ("biases", "cache") if asdict(self)[name]]
+        options += [f"decode{self.decode}"] if self.decode else []
         return "-".join(options)
 
 
@@ -144,6 +149,36 @@ def inputs(setup: Setup) -> dict[str, Any]:
     if setup.cache or (family is not None and not family.has_cache):
         return given
     return given | {"use_cache": False}
+
+
+def run(setup: Setup, model: Any) -> torch.Tensor:
+    """Run a model on a setup's inputs, all at once or in steps, and return logits `[batch, TOKENS, V]`."""
+    given = inputs(setup)
+    if not setup.decode:
+        logits: torch.Tensor = model(**given).logits
+        return logits
+    if setup.stimulus is Stimulus.SECOND_REQUEST:
+        _decode(setup, model, given | {"input_ids": given["input_ids"].flip(1)})
+    return _decode(setup, model, given)
+
+
+def _decode(setup: Setup, model: Any, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    ids, mask = given["input_ids"], given["attention_mask"]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = transformers.DynamicCache(config=model.config)
+    prompt = ids.shape[1] - setup.decode
+    steps = [(0, prompt), *((start, start + 1) for start in range(prompt, ids.shape[1]))]
+    made = [
+        model(
+            input_ids=ids[:, start:stop],
+            attention_mask=mask[:, :stop],
+            position_ids=positions[:, start:stop],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        for start, stop in steps
+    ]
+    return torch.cat(made, 1)
 
 
 def _auto(setup: Setup) -> Any:

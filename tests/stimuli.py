@@ -35,6 +35,7 @@ class Stimulus(StrEnum):
     WIDE_HEADS = "wide-heads"  # 256 channels of a head
     TIED_LOGITS = "tied-logits"  # each second token's logits are within an ulp of the ones before
     HALF_CHECKPOINT = "half-checkpoint"  # the reference is float16
+    SECOND_REQUEST = "second-request"  # where tokens are decoded: another request was served before
 
 
 def branch_scale(stimulus: Stimulus) -> float:

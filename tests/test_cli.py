@@ -127,6 +127,8 @@ def test_check_passes_every_option_on(api: Api, tmp_path: Path) -> None:
         "keep": tmp_path,
         "timeout_s": 9.5,
         "plant": "attn-scale:layer=3",
+        "level": "full",
+        "repro": None,
     }
     assert callable(progress)
 
@@ -242,7 +244,7 @@ def test_a_target_that_exits_does_not_choose_our_exit_code(api: Api) -> None:
         ("check", "port.py", "--nproc", "two"),
         ("check", "port.py", "--colour"),
         ("capture", "port.py"),
-        ("bisect", "port.py"),
+        ("bisekt", "port.py"),
     ],
     ids=" ".join,
 )

@@ -102,6 +102,7 @@ def test_the_public_names_are_these() -> None:
         "check",
         "compare",
         "open_capture",
+        "streamed",
     ]
 
 

@@ -1,6 +1,7 @@
 """One trial of the detector: a candidate, healthy or with a planted fault, judged by the public `check`."""
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import validator
-from tests.models import KERNELS, Setup, checkpoint, inputs, load_candidate, load_reference
+from tests.models import KERNELS, Setup, checkpoint, inputs, load_candidate, load_reference, run
 from tests.planted import FAULTS, LAYERS, Expectation
 from tests.ranks import RankPool
 from tests.variations import VARIATIONS
@@ -83,6 +84,7 @@ def trial_of(
         seed=seed,
         stimulus=fault.stimulus,
         biases=fault.biases,
+        decode=fault.decode,
     )
     return Trial(setup=setup, fault=fault.fault, layer=fault.layers[0] if layer is None else layer)
 
@@ -98,6 +100,12 @@ def judge(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> Result
     setup = trial.setup
     path = checkpoint(setup, folder)
     reference, given = load_reference(setup, path), inputs(setup)
+    if setup.decode and setup.tp == 1:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            captured = Path(scratch) / "candidate.h5"
+            candidate = trial.candidate(path)
+            capture_run(lambda: run(setup, candidate), candidate, captured)
+            return validator.check(reference=reference, candidate=captured, recipe=trial.recipe)
     if setup.tp == 1:
         return validator.check(
             reference=reference, candidate=trial.candidate(path), inputs=given, recipe=trial.recipe
@@ -122,8 +130,8 @@ def logits(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> tuple
     real = given["attention_mask"].to(torch.bool)
     plain = replace(setup, cand_kernel=setup.ref_kernel, cand_experts=setup.ref_experts, tp=1)
     with torch.no_grad():
-        ref = load_reference(setup, path)(**copied(given)).logits
-        control = load_candidate(plain, path)(**copied(given)).logits
+        ref = run(setup, load_reference(setup, path))
+        control = run(plain, load_candidate(plain, path))
     if setup.tp == 1:
         cand = _candidate_logits(0, 1, trial, path)
     else:
@@ -133,8 +141,7 @@ def logits(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> tuple
 
 def _candidate_logits(rank: int, world_size: int, trial: Trial, path: Path) -> Tensor:
     with torch.no_grad():
-        found: Tensor = trial.candidate(path)(**inputs(trial.setup)).logits
-    return found
+        return run(trial.setup, trial.candidate(path))
 
 
 def _capture(rank: int, world_size: int, trial: Trial, path: Path, output: Path) -> None:

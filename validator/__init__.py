@@ -12,10 +12,20 @@ if TYPE_CHECKING:
     from validator.api import capture, check, compare, open_capture
     from validator.errors import ValidatorError
     from validator.numerics.recipes import Recipe
+    from validator.streaming.models import streamed
 
     __version__: str
 
-__all__ = ["Recipe", "ValidatorError", "__version__", "capture", "check", "compare", "open_capture"]
+__all__ = [
+    "Recipe",
+    "ValidatorError",
+    "__version__",
+    "capture",
+    "check",
+    "compare",
+    "open_capture",
+    "streamed",
+]
 
 _HOMES = {
     "Recipe": "validator.numerics.recipes",
@@ -24,6 +34,7 @@ _HOMES = {
     "check": "validator.api",
     "compare": "validator.api",
     "open_capture": "validator.api",
+    "streamed": "validator.streaming.models",
 }
 
 

@@ -8,20 +8,24 @@ from typing import Any
 
 from torch import nn
 
+from validator.capturing.compiled import require_uncompiled
 from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import TensorRef
 from validator.capturing.session import capture, capture_run
 from validator.comparing.comparison import compare_captures
 from validator.errors import CaptureError, UsageError
 from validator.judging import judged, recipe_named
+from validator.judging_thin import dtype_of, is_thin, noise_source, require_single_calls
 from validator.numerics.recipes import Recipe
+from validator.prefilling import has_steps
 from validator.report.pairs import ComparisonResult
 from validator.report.result import Result
 from validator.runs import copied
+from validator.target_bisect import bisect_target
 from validator.target_capture import capture_target
 from validator.target_check import check_target
 
-__all__ = ["capture", "capture_target", "check", "check_target", "compare", "open_capture"]
+__all__ = ["bisect_target", "capture", "capture_target", "check", "check_target", "compare", "open_capture"]
 
 
 def check(
@@ -39,7 +43,8 @@ def check(
     Args:
         reference: the trusted model. It is put in eval mode.
         candidate: a model in this process, or the path of a capture.
-        inputs: keyword arguments of both models. Default: those that the capture holds.
+        inputs: keyword arguments of both models. Default: those that the capture holds. Of a capture whose
+            calls continue one another (a prefill and decode steps), those of one prefill of all its tokens.
         recipe: what the device may round; None allows `fused` and `eager`.
         names: candidate fqn pattern to reference fqn pattern.
         layout: candidate fqn pattern to a line such as `"output=b s h[tp]"`; see `validator.sharding.layout`.
@@ -49,6 +54,7 @@ def check(
         ValidatorError: the two sides can't be compared.
     """
     declared = recipe_named(recipe) if isinstance(recipe, str) else recipe
+    require_uncompiled(reference, "the reference")
     reference = reference.eval()
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
         if isinstance(candidate, nn.Module):
@@ -61,16 +67,24 @@ def check(
             cand = open_capture(path)
         else:
             cand = open_capture(candidate)
-        feeds = [dict(inputs)] if inputs is not None else _recorded_inputs(cand)
+        is_stepped = inputs is None and has_steps([cand.rank(rank) for rank in cand.ranks])
+        feeds = [] if is_stepped else [dict(inputs)] if inputs is not None else _recorded_inputs(cand)
 
         def run(model: nn.Module) -> list[Any]:
             return [model(**copied(one)) for one in feeds]
 
         ref_path = Path(scratch) / "reference.h5"
-        capture_run(lambda: run(reference), reference, ref_path, proof=False)
+        noise = None
+        if is_thin(cand.manifest):
+            require_single_calls(cand)
+            noise = noise_source(
+                model=reference, run=lambda: run(reference), recipe=declared, dtype=dtype_of(cand)
+            )
+        if not is_stepped:  # the caches of steps are not in a capture: the reference does them all at once
+            capture_run(lambda: run(reference), reference, ref_path, proof=False, noise=noise)
         return judged(
             reference=reference,
-            ref=open_capture(ref_path),
+            ref=None if is_stepped else open_capture(ref_path),
             cand=cand,
             run=run,
             recipe=declared,
@@ -113,6 +127,17 @@ def _recorded_inputs(cand: Capture) -> list[dict[str, Any]]:
         raise CaptureError(
             f"{cand.path}: the model's input {nested[0]!r} is nested and can't be rebuilt from the "
             "capture: give inputs="
+        )
+    thin = [
+        path
+        for call in calls
+        for path, value in call.inputs.items()
+        if isinstance(value, TensorRef) and value.meta.one_in != 1
+    ]
+    if thin:
+        raise CaptureError(
+            f"{cand.path} holds only a part of the model's input {thin[0]!r} (level "
+            f"{cand.manifest.level.value}), so the reference can't be fed from it: give inputs="
         )
     return [
         {path: value.read() if isinstance(value, TensorRef) else value for path, value in call.inputs.items()}

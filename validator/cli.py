@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from validator.commands.bisecting import bisect
 from validator.commands.capture import capture
 from validator.commands.check import check
 from validator.commands.compare import compare
@@ -55,5 +56,5 @@ def _validator(
     """Find the first operator of a ported or sharded model that rounding can't explain."""
 
 
-for command in (check, capture, compare, probe, faults, demo):
+for command in (check, bisect, capture, compare, probe, faults, demo):
     app.command()(command)

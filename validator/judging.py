@@ -1,22 +1,40 @@
 """Judge a candidate's capture against the reference: from two captures and a model to a result."""
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from validator.align.builder import build_trace
+from validator.align.steps import NotOnePrefillError
+from validator.align.traces import StepTokens
 from validator.capturing.manifest import Manifest, ProofStatus
 from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture
 from validator.checks.endtoend import end_to_end
-from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
+from validator.checks.engine import elements_of, policy_of, roll_up, run_checks
+from validator.checks.padding import real_positions
+from validator.checks.stepping import told_by_step
 from validator.errors import CaptureError, MismatchError, UsageError
+from validator.judging_thin import is_thin, outcome_of_thin
 from validator.numerics.recipes import RECIPES, Recipe
+from validator.prefilling import prefilled
+from validator.quantised.captures import with_values
 from validator.report.result import Result
+from validator.reproducing.writing import require_free, write_first
 
-__all__ = ["Progress", "judged", "recipe_named"]
+__all__ = [
+    "Progress",
+    "all_ranks",
+    "judged",
+    "manifest_metadata",
+    "manifest_notes",
+    "proof_reasons",
+    "recipe_named",
+]
 
 Progress = Callable[[str, int, int], None]
 """Told the stage, and how much of how much is done."""
@@ -25,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 def judged(
     *,
     reference: nn.Module,
-    ref: Capture,
+    ref: Capture | None,
     cand: Capture,
     run: Callable[[nn.Module], Any],
     recipe: Recipe | None,
@@ -34,12 +52,14 @@ def judged(
     mesh: Mapping[str, int] | None,
     about: Mapping[str, Any],
     progress: Progress,
+    repro: Path | None = None,
 ) -> Result:
     """Judge every edge of the candidate's run, and say how the two runs came about.
 
     Args:
         reference: the trusted model, in eval mode.
-        ref: its capture on the same inputs.
+        ref: its capture on the same inputs; None for a candidate's run of several steps, which the reference
+            computes in one prefill.
         cand: the candidate's.
         run: feeds a model, as both sides were fed.
         recipe: what the device may round, or None for what is allowed where nothing is declared.
@@ -48,41 +68,76 @@ def judged(
         mesh: the target's.
         about: what the result says of each side besides the capture's metadata.
         progress: told how much is judged.
+        repro: folder for a reproducer of the first finding that has one.
 
     Raises:
         ValidatorError: the two sides can't be compared.
     """
-    planted = () if cand.manifest.planted is None else (cand.manifest.planted,)
-    ours = ref.rank(0)
-    real = real_positions(ours)
-    trace = build_trace(cand=_ranks(cand), ref=ours, names=names, layout=layout, mesh=mesh)
-    if not trace.calls:
-        raise MismatchError(
-            f"{cand.path} and the reference share modules, but no call of one lines up with a call of the "
-            "other; "
-            "were both run on the same inputs, in the same way?"
+    if repro is not None:
+        require_free(repro)
+    weights = None if recipe is None or recipe.weights == "storage" else recipe.weights
+    ranks: Sequence[RankCapture] = [with_values(rank, weights=weights) for rank in all_ranks(cand)]
+    notes = manifest_notes(cand.manifest)
+    if is_thin(cand.manifest) and ref is not None:
+        outcome = outcome_of_thin(
+            reference=reference, ref=ref, cand=cand, ranks=ranks, names=names, layout=layout, mesh=mesh
         )
-    outcome = run_checks(
-        reference=reference,
-        trace=trace,
-        run=run,
-        policy=policy_of(recipe),
-        real=real,
-        progress=lambda done, total: progress("judging", done, total),
-    )
-    outcome = replace(
-        outcome,
-        distribution=end_to_end(ref=ours, trace=trace, real=real),
-        notes=(*planted, *outcome.notes),
-        run={
-            **about,
-            **{
-                side: {**about.get(side, {}), **_metadata(captured.manifest)}
-                for side, captured in (("reference", ref), ("candidate", cand))
-            },
-        },
-    )
-    return Result(roll_up(outcome, reasons=_proof_reasons(cand.manifest)))
+        if repro is not None:
+            notes = (*notes, "no reproducer: the capture holds samples of tensors, not whole ones")
+        outcome = replace(outcome, notes=(*notes, *outcome.notes), run=_run_of(about, ref, cand))
+        return Result(roll_up(outcome, reasons=proof_reasons(cand.manifest)))
+    steps: Mapping[int, tuple[StepTokens, ...]] = {}
+    with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
+        try:
+            own = None if ref is None else ref.rank(0)
+            whole = prefilled(reference=reference, ref=own, cand=ranks, folder=Path(scratch))
+        except NotOnePrefillError as error:
+            if ref is None:
+                raise
+            whole = None
+            notes = (*notes, f"the steps were judged one by one, each side's own: {error}")
+        if whole is not None:
+            ref, ranks, run, steps = whole.ref, whole.cand, whole.run, whole.steps
+        if ref is None:
+            raise MismatchError(f"{cand.path} holds no steps, and the reference was not run")
+        ours = ref.rank(0)
+        real = real_positions(ours)
+        trace = build_trace(cand=ranks, ref=ours, names=names, layout=layout, mesh=mesh)
+        trace = replace(trace, steps=steps)
+        if not trace.calls:
+            raise MismatchError(
+                f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
+                "the other; were both run on the same inputs, in the same way?"
+            )
+        outcome = run_checks(
+            reference=reference,
+            trace=trace,
+            run=run,
+            policy=policy_of(recipe),
+            real=real,
+            progress=lambda done, total: progress("judging", done, total),
+        )
+        if repro is not None:
+            made = write_first(
+                repro,
+                outcome.findings,
+                reference=reference,
+                trace=trace,
+                run=run,
+                policy=policy_of(recipe),
+                elements=elements_of(trace),
+                real=real,
+                versions=_versions(cand.manifest),
+            )
+            notes = (*notes, made)
+        outcome = replace(
+            outcome,
+            findings=tuple(told_by_step(finding) for finding in outcome.findings),
+            distribution=end_to_end(ref=ours, trace=trace, real=real),
+            notes=(*notes, *outcome.notes),
+            run=_run_of(about, ref, cand),
+        )
+    return Result(roll_up(outcome, reasons=proof_reasons(cand.manifest)))
 
 
 def recipe_named(name: str | None) -> Recipe | None:
@@ -98,7 +153,23 @@ def recipe_named(name: str | None) -> Recipe | None:
     return RECIPES[name]
 
 
-def _ranks(cand: Capture) -> list[RankCapture]:
+def _versions(manifest: Manifest) -> dict[str, str]:
+    software = manifest.run.get("software", {})
+    return {str(name): str(version) for name, version in software.items() if isinstance(version, str)}
+
+
+def manifest_notes(manifest: Manifest) -> tuple[str, ...]:
+    """Return what a reader must know of a candidate's capture."""
+    planted = () if manifest.planted is None else (manifest.planted,)
+    return (*planted, *_compiled_notes(manifest))
+
+
+def all_ranks(cand: Capture) -> Sequence[RankCapture]:
+    """Return what each rank of a run recorded.
+
+    Raises:
+        CaptureError: a rank is missing.
+    """
     expected = cand.manifest.world_size
     missing = [rank for rank in range(expected) if rank not in cand.ranks]
     if missing:
@@ -110,7 +181,16 @@ def _ranks(cand: Capture) -> list[RankCapture]:
     return [cand.rank(rank) for rank in cand.ranks]
 
 
-def _metadata(manifest: Manifest) -> Mapping[str, Any]:
+def _run_of(about: Mapping[str, Any], ref: Capture, cand: Capture) -> Mapping[str, Any]:
+    sides = (("reference", ref), ("candidate", cand))
+    return {
+        **about,
+        **{side: {**about.get(side, {}), **manifest_metadata(captured.manifest)} for side, captured in sides},
+    }
+
+
+def manifest_metadata(manifest: Manifest) -> Mapping[str, Any]:
+    """Return what a result says of the side that a capture is of."""
     proof = manifest.proof
     return {
         **manifest.run,
@@ -119,7 +199,19 @@ def _metadata(manifest: Manifest) -> Mapping[str, Any]:
     }
 
 
-def _proof_reasons(manifest: Manifest) -> tuple[str, ...]:
+def _compiled_notes(manifest: Manifest) -> tuple[str, ...]:
+    if not manifest.compiled:
+        return ()
+    named = [name or "the model itself" for name in manifest.compiled]
+    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return (
+        f"compiled: {sum(manifest.compiled.values())} modules inside {shown} were not looked into; what is "
+        "compiled is judged as one function",
+    )
+
+
+def proof_reasons(manifest: Manifest) -> tuple[str, ...]:
+    """Return why a capture's values may not be those of the run that nobody looked at."""
     if manifest.proof.status is ProofStatus.CHANGED:
         return (f"looking changed the candidate's run: {manifest.proof.reason}",)
     return ()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from validator.capturing.noise import NoiseSource
+from validator.capturing.outline import classes_of, outline
 from validator.capturing.session import capture_run
 from validator.capturing.values import rebuild
 from validator.checks.propagation import Propagation
@@ -33,10 +34,13 @@ class SideRun:
         nproc: number of ranks.
         device, dtype, tp: options of the candidate.
         include, exclude: globs of module names.
+        operators: globs of modules whose operators are captured as well.
+        is_outline: leave out what lies inside of repeated layers, which the model's own structure tells.
         overwrite: replace a capture of that name.
         proof: run without hooks too, and compare.
         recipe: name of the declared recipe.
         noise: stochastic runs of a candidate of `dtype` to measure the reference's noise with, or None.
+        level: how much of each tensor is kept.
         timeout_s: seconds that the run may take, or None for no limit.
         plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
     """
@@ -50,10 +54,13 @@ class SideRun:
     tp: int | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    is_outline: bool = False
     overwrite: bool = False
     proof: bool = True
     recipe: str | None = None
     noise: int | None = None
+    level: str = "full"
     timeout_s: float | None = None
     plant: str | None = None
 
@@ -150,8 +157,10 @@ def _capture(run: SideRun, target: Target, model: nn.Module | None) -> None:
         proof=run.proof,
         noise=None if run.noise is None else _noise_source(run, run.noise, target, model, inputs),
         include=run.include or None,
-        exclude=run.exclude or None,
+        exclude=(*run.exclude, *(outline(classes_of(model)).insides if run.is_outline else ())) or None,
         overwrite=run.overwrite,
+        operators=run.operators or None,
+        level=run.level,
         recipe=run.recipe,
         planted=None if planned is None else planned.note,
         inputs=inputs,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from validator.capturing.compiled import require_uncompiled
 from validator.capturing.values import flatten, rebuild
 from validator.checkpoint import checkpoint_functions, is_checkpoint
 from validator.errors import TargetError, UsageError, ValidatorError
@@ -147,7 +148,9 @@ class Target:
 
     def reference(self) -> nn.Module:
         """Build the reference, in eval mode."""
-        return self._model("reference")
+        model = self._model("reference")
+        require_uncompiled(model, f"what reference() of {self.source} returned")
+        return model
 
     def candidate(self) -> nn.Module:
         """Build this rank's candidate, in eval mode, with the options of the command line."""

@@ -27,6 +27,7 @@ def capture_target(
     timeout_s: float | None = None,
     recipe: str | None = None,
     noise: int | None = None,
+    level: str = "full",
     plant: str | None = None,
 ) -> Path:
     """Run one side of a target, capture it, and return where.
@@ -48,6 +49,7 @@ def capture_target(
             allowed. Recorded; with `noise`, what the noise is of.
         noise: store with the reference what rounding carries to each tensor of a candidate, measured by so
             many stochastic runs (8 to 16), so that `compare` can judge.
+        level: how much of each tensor is kept: `full`, `sample` or `stats`; see `validator.capture`.
         plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
 
     Raises:
@@ -83,6 +85,7 @@ def capture_target(
         overwrite=overwrite,
         proof=proof,
         noise=noise,
+        level=level,
         timeout_s=timeout_s,
         plant=plant,
     )

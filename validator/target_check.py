@@ -1,6 +1,7 @@
 """The whole job on a target: run the reference and the candidate, and judge every edge."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from validator.capturing.reader import open_capture
 from validator.errors import UsageError
 from validator.faults import parse
 from validator.judging import Progress, judged, recipe_named
+from validator.judging_thin import RUNS, dtype_of, is_thin, require_single_calls
 from validator.report.result import Result
+from validator.reproducing.writing import require_free
 from validator.runs import SideRun, capture_side, feed
 from validator.target import load_target
 
@@ -28,7 +31,9 @@ def check_target(
     capture: Path | None = None,
     keep: Path | None = None,
     timeout_s: float | None = None,
+    level: str = "full",
     plant: str | None = None,
+    repro: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Do the whole job on a target: run the reference and the candidate, and judge every edge.
@@ -46,22 +51,28 @@ def check_target(
         capture: a stored capture of the candidate to judge in place of running it.
         keep: folder to keep both captures in, as `reference.h5` and `candidate`.
         timeout_s: seconds that the candidate's run may take.
+        level: how much of each tensor of the candidate is kept to be judged: `full`, `sample` or `stats`.
         plant: a fault to plant in the candidate before it runs, as `validator.faults.parse` reads it.
+        repro: folder for a reproducer of the first finding that has one.
         progress: told the stage, and how much of how much is done.
 
     Raises:
         ValidatorError: the two sides can't be compared.
     """
     tell = progress or (lambda stage, done, total: None)
+    if repro is not None:
+        require_free(repro)
     if capture is not None:
         _refuse_with_capture(
             nproc=nproc, device=device, dtype=dtype, tp=tp, include=include, exclude=exclude, plant=plant
         )
+        _refuse_with_capture(level=None if level == "full" else level)
         target = load_target(source)
-        open_capture(capture)
+        is_sampled = is_thin(open_capture(capture).manifest)
     else:
         target = load_target(source, device=device, dtype=dtype, tp=tp)
         target.require("candidate")
+        is_sampled = level != "full"
     declared = recipe_named(recipe) or target.recipe
     if plant is not None:
         parse(plant)
@@ -71,7 +82,8 @@ def check_target(
         reference = target.reference()
         inputs = target.inputs()
         ref_run = SideRun(source=source, side="reference", output=folder / "reference.h5", proof=False)
-        capture_side(ref_run, target, reference)
+        if not is_sampled:
+            capture_side(ref_run, target, reference)
         tell("reference", 1, 1)
         run = SideRun(
             source=source,
@@ -85,16 +97,25 @@ def check_target(
             exclude=exclude,
             recipe=None if declared is None else declared.name,
             timeout_s=timeout_s,
+            level=level,
             plant=plant,
         )
         if capture is None:
             tell("candidate", 0, 1)
             capture_side(run, target)
             tell("candidate", 1, 1)
+        cand = open_capture(capture or run.output)
+        if is_sampled:
+            require_single_calls(cand)
+            # What rounding carries through the reference depends on the candidate's dtype.
+            like = str(dtype_of(cand)).removeprefix("torch.")
+            tell("noise", 0, 1)
+            capture_side(replace(ref_run, noise=RUNS, dtype=like, recipe=run.recipe), target, reference)
+            tell("noise", 1, 1)
         return judged(
             reference=reference,
             ref=open_capture(ref_run.output),
-            cand=open_capture(capture or run.output),
+            cand=cand,
             run=lambda model: feed(target, inputs, model),
             recipe=declared,
             names=target.names,
@@ -106,6 +127,7 @@ def check_target(
                 **({"command": run.command()} if capture is None else {}),
             },
             progress=tell,
+            repro=repro,
         )
 
 

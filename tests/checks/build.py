@@ -13,8 +13,9 @@ from validator.align.traces import Edge, LogicalTensor, Trace, View
 from validator.capturing.naming import NameDealer, Scope
 from validator.capturing.records import RankCapture
 from validator.capturing.values import flatten, flatten_arguments
-from validator.checks.engine import policy_of, real_positions, run_checks
+from validator.checks.engine import policy_of, run_checks
 from validator.checks.findings import Outcome
+from validator.checks.padding import real_positions
 from validator.numerics.recipes import Recipe
 
 ALL = View(ranks=(0,))

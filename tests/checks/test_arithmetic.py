@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from validator.checks.arithmetic import Arithmetic
 from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor
+from validator.errors import TargetError
 from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.recipes import EAGER, FUSED
 from validator.numerics.rounding import round_nearest
@@ -456,7 +457,7 @@ def test_parameters_are_what_lift_says() -> None:
 
 def test_a_shadow_outside_of_the_arithmetic_is_refused() -> None:
     shadow = Arithmetic(Rounding.none()).shadow(torch.ones(2))
-    with pytest.raises(RuntimeError, match="outside of Arithmetic"):
+    with pytest.raises(TargetError, match="between two calls of the model"):
         shadow + 1
 
 

@@ -39,7 +39,7 @@ def sides(ref: Tensor, cand: Tensor) -> tuple[RankCapture, Trace]:
 
 def figures(ref: Tensor, cand: Tensor, real: Tensor | None = None) -> dict[str, Any]:
     ours, trace = sides(ref, cand)
-    found = end_to_end(ref=ours, trace=trace, real=real)
+    found = end_to_end(ref=ours, trace=trace, real=None if real is None else {("", 0): real})
     assert found is not None
     return dict(found)
 

@@ -13,7 +13,7 @@ from tests.checks.build import captured, check, feed, traced
 from validator.align.builder import build_trace
 from validator.align.traces import Trace, View
 from validator.capturing.records import RankCapture
-from validator.checks.engine import policy_of, real_positions, roll_up, run_checks
+from validator.checks.engine import policy_of, roll_up, run_checks
 from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Verdict
 from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 
@@ -212,27 +212,6 @@ def test_progress_counts_every_call_once() -> None:
     )
     assert {total for _, total in told} == {3}
     assert [done for done, _ in told][-1] == 3
-
-
-class Masked(nn.Module):
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return x
-
-
-def with_mask(mask: Tensor | None) -> RankCapture:
-    given = {"x": torch.ones(2, 3, 4)} | ({} if mask is None else {"attention_mask": mask})
-    return captured(Masked(), given)
-
-
-def test_real_positions_are_those_of_the_models_mask() -> None:
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    found = real_positions(with_mask(mask))
-    assert found is not None
-    assert torch.equal(found, mask.bool())
-    assert real_positions(with_mask(None)) is None
-    assert real_positions(with_mask(torch.ones(2, 3))) is None
-    assert real_positions(with_mask(torch.ones(2, 1, 3, 3))) is None
-    assert real_positions(replace(with_mask(mask), calls=())) is None
 
 
 # Views

@@ -358,7 +358,7 @@ def test_the_weight_of_another_pipeline_stages_layer_is_named() -> None:
     # Local layer 0 of the second stage is layer 2.
     layers = {f"layers.{i}.weight": values(8, 8, seed=i) for i in range(4)}
     own = layers.pop("layers.0.weight")
-    named = parameter_signature(reference=own, candidate=layers["layers.2.weight"], others=lambda: layers)
+    named = parameter_signature(reference=own, candidate=layers["layers.2.weight"], others=layers.items)
     assert named is not None
     assert (named.kind, named.parameters["name"]) == ("other_parameter", "layers.2.weight")
 
@@ -499,7 +499,7 @@ def test_every_known_order_is_named_for_what_it_does(data: st.DataObject, meanin
 def test_a_parameters_order_has_its_name() -> None:
     weight = values(CHANNELS, 8)
     named = parameter_signature(
-        reference=weight, candidate=per_kv_group(weight.T).T.contiguous(), others=dict
+        reference=weight, candidate=per_kv_group(weight.T).T.contiguous(), others=list
     )
     assert named is not None
     assert named.kind == "permutation"

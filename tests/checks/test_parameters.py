@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.checks.build import ALL, edge
 from validator.align.traces import Edge, LogicalTensor, Part, Trace, View
 from validator.capturing.digest import row_hashes
-from validator.checks import parameters
+from validator.checks import stored_rows
 from validator.checks.findings import Arm, Check, Finding, Judgement, Unchecked, Verdict
 from validator.checks.parameters import COMPUTED_ULP, check_parameters
 from validator.errors import CaptureError, LayoutError
@@ -275,7 +275,7 @@ def hashed(value: Tensor, *, world_size: int = 1, dtype: str = "bfloat16") -> Tr
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("block", [1, 1 << 22])
 def test_equal_row_hashes_are_aligned(dtype: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "BLOCK", block)
+    monkeypatch.setattr(stored_rows, "BLOCK", block)
     value = weight()
     value[0, 0] = -0.0
     reference = Model()

@@ -174,7 +174,7 @@ def weight() -> Tensor:
 def parameter(
     candidate: Tensor, others: dict[str, Tensor] | None = None
 ) -> tuple[str, dict[str, Any]] | None:
-    found = parameter_signature(reference=weight(), candidate=candidate, others=lambda: others or {})
+    found = parameter_signature(reference=weight(), candidate=candidate, others=(others or {}).items)
     return None if found is None else (found.kind, dict(found.parameters))
 
 
@@ -204,7 +204,7 @@ def test_equal_rows_can_not_be_told_apart_but_are_counted() -> None:
     reference = torch.ones(4, 3, dtype=torch.float64)
     candidate = reference.clone()
     candidate[0] = 2
-    found = parameter_signature(reference=reference, candidate=candidate, others=dict)
+    found = parameter_signature(reference=reference, candidate=candidate, others=list)
     assert found is None or found.kind != "permutation"
 
 

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from tests.families import FAMILIES
-from tests.models import checkpoint, inputs, load_candidate
+from tests.models import checkpoint, load_candidate, run
 from tests.planted import FAULTS, Expectation
 from tests.ranks import RankPool
 from tests.trials import trial_of
@@ -71,10 +71,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.tp == 1], ids=lambda fault: fault.fault)
 def test_planting_changes_what_the_model_computes(fault: Expectation, folder: Path) -> None:
     trial = trial_of(fault)
-    path, given = checkpoint(trial.setup, folder), inputs(trial.setup)
+    path = checkpoint(trial.setup, folder)
     with torch.no_grad():
-        healthy = load_candidate(trial.setup, path)(**given).logits
-        spoiled = trial.candidate(path)(**given).logits
+        healthy = run(trial.setup, load_candidate(trial.setup, path))
+        spoiled = run(trial.setup, trial.candidate(path))
     assert not torch.equal(spoiled, healthy)
 
 

@@ -48,6 +48,7 @@ class Expectation:
         biases: whether the projections must have biases.
         experts: implementation of both sides' experts.
         tp: ranks of the candidate.
+        decode: how many tokens are fed one at a time to a cache.
     """
 
     fault: str
@@ -62,6 +63,7 @@ class Expectation:
     biases: bool = False
     experts: str = "eager"
     tp: int = 1
+    decode: int = 0
 
     @property
     def has_layer(self) -> bool:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from validator.align.calls import MatchedCall, match_calls
+from validator.align.calls import MatchedCall, enclosing, match_calls
 from validator.align.dims import RootSizes, dims_of, root_sizes
 from validator.align.dry_runs import leave_out_dry_runs
 from validator.align.edges import DimsOf, JoinedEdge, JoinedSide, find_views, is_mask, join_side
 from validator.align.expert_ranks import number_experts
+from validator.align.inside import join_operators
 from validator.align.late_sums import mark_terms, move_late_sums
 from validator.align.layer_numbers import number_layers
 from validator.align.microbatches import join_microbatches
@@ -22,7 +23,7 @@ from validator.align.scattered_sums import whole_terms
 from validator.align.stages import join_stages
 from validator.align.tokens import UnknownOrderError, find_token_order, splits_tokens
 from validator.align.traces import Trace, TraceCall
-from validator.capturing.records import RankCapture, TensorRef
+from validator.capturing.records import Call, RankCapture, TensorRef
 from validator.errors import LayoutError, MismatchError
 from validator.sharding.inference import Habits
 from validator.sharding.layout import Layout, resolve_layouts
@@ -157,7 +158,8 @@ class _CallJoiner:
         self._problems = problems
         self._habits = habits
         self._expands_batch = expands_batch
-        self._sizes = _root_sizes(ref)
+        self._by_id = {call.id: call for call in ref.calls}
+        self._sizes: dict[int, RootSizes | None] = {}  # by the outermost call
 
     def join(self, call: MatchedCall) -> TraceCall | None:
         """Join all that is at the edges of one call.
@@ -172,7 +174,7 @@ class _CallJoiner:
         ref = call.ref
         first = call.cand[min(call.cand)]
         layout = self._layouts.get(first.module, Layout())
-        dims = self._dims_of(ref.module)
+        dims = self._dims_of(call.ref)
         parent = (call.parent.module, call.parent.n) if call.parent else None
         parent = self._left_out.get(parent, parent) if parent else None
         expands_batch = self._expands_batch and ref.parent is not None
@@ -234,18 +236,32 @@ class _CallJoiner:
             n=ref.n,
             parent=parent,
             order=ref.start,
+            root=self._root(ref),
             inputs={path: joined.edge for path, joined in inputs.edges.items()},
             outputs={path: joined.edge for path, joined in outputs.edges.items()},
             values={path: value for path, value in first.inputs.items() if not isinstance(value, TensorRef)},
             partials=partials,
+            operators=join_operators(call.cand),
         )
 
-    def _dims_of(self, module: str) -> DimsOf:
-        if self._sizes is None:
+    def _outermost(self, call: Call) -> Call:
+        return next(reversed([call, *enclosing(call, self._by_id)]))
+
+    def _root(self, call: Call) -> tuple[str, int]:
+        outer = self._outermost(call)
+        return outer.module, outer.n
+
+    def _dims_of(self, call: Call) -> DimsOf:
+        outer = self._outermost(call)
+        if outer.id not in self._sizes:
+            own = None if outer.module else _sizes(outer)
+            self._sizes[outer.id] = own or _root_sizes(self._ref)
+        sizes = self._sizes[outer.id]
+        if sizes is None:
             return lambda shape, path: ("",) * len(shape)
-        info = self._ref.modules.get(module)
+        info = self._ref.modules.get(call.module)
         of_module = partial(
-            dims_of, batch=self._sizes.batch, tokens=self._sizes.tokens, module_type=info.type if info else ""
+            dims_of, batch=sizes.batch, tokens=sizes.tokens, module_type=info.type if info else ""
         )
         return lambda shape, path: of_module(shape, path=path)
 
@@ -296,8 +312,11 @@ def _fired(capture: RankCapture) -> list[str]:
 
 def _root_sizes(ref: RankCapture) -> RootSizes | None:
     roots = [call for call in ref.calls if call.parent is None]
-    inputs: Mapping[str, Any] = roots[0].inputs if roots else {}
-    tensors = {path: value.meta for path, value in inputs.items() if isinstance(value, TensorRef)}
+    return _sizes(roots[0]) if roots else None
+
+
+def _sizes(root: Call) -> RootSizes | None:
+    tensors = {path: value.meta for path, value in root.inputs.items() if isinstance(value, TensorRef)}
     return root_sizes({path: (meta.shape, meta.dtype) for path, meta in tensors.items()})
 
 

@@ -15,6 +15,7 @@ import torch
 
 from validator.capturing.digest import checksum
 from validator.capturing.formats_hdf5 import element_bytes
+from validator.capturing.levels import NOTHING
 from validator.capturing.records import Parameter, TensorMeta, TensorRef
 
 __all__ = [
@@ -34,10 +35,24 @@ __all__ = [
 ]
 
 
-def derived(shape: Sequence[int], dtype: str, read: Callable[[], torch.Tensor]) -> TensorRef:
-    """Return a tensor that `read` makes when asked, `shape` in torch's `dtype` without `torch.`."""
+def derived(
+    shape: Sequence[int],
+    dtype: str,
+    read: Callable[[], torch.Tensor],
+    sources: Sequence[TensorRef] = (),
+) -> TensorRef:
+    """Return a tensor that `read` makes when asked, `shape` in torch's `dtype` without `torch.`.
+
+    What is known of it is what is known of its sources. Where that are statistics alone, its checksum is made
+    of theirs, which are equal for copies on several ranks.
+    """
+    shares = {source.meta.one_in for source in sources} or {1}
+    one_in = NOTHING if NOTHING in shares else max(shares)
+    digest = partial(_checksum, read)
+    if one_in == NOTHING:
+        digest = partial(_hash_of_sources, tuple(sources), f"{tuple(shape)} {_how(read)}")
     return TensorRef(
-        meta=_DerivedMeta(dtype=dtype, shape=tuple(shape), digest=partial(_checksum, read)), read=read
+        meta=_DerivedMeta(dtype=dtype, shape=tuple(shape), digest=digest, one_in=one_in), read=read
     )
 
 
@@ -46,7 +61,7 @@ def sliced(ref: TensorRef, *, dim: int, start: int, stop: int) -> TensorRef:
     meta = ref.meta
     dim %= len(meta.shape)
     shape = (*meta.shape[:dim], stop - start, *meta.shape[dim + 1 :])
-    return derived(shape, meta.dtype, partial(_slice, ref, dim, start, stop))
+    return derived(shape, meta.dtype, partial(_slice, ref, dim, start, stop), [ref])
 
 
 def taken(ref: TensorRef, *, dim: int, indices: Sequence[int]) -> TensorRef:
@@ -56,7 +71,7 @@ def taken(ref: TensorRef, *, dim: int, indices: Sequence[int]) -> TensorRef:
         return sliced(ref, dim=dim, start=start, stop=start + len(indices))
     shape = list(ref.meta.shape)
     shape[dim] = len(indices)
-    return derived(shape, ref.meta.dtype, partial(_take, ref, dim, tuple(indices)))
+    return derived(shape, ref.meta.dtype, partial(_take, ref, dim, tuple(indices)), [ref])
 
 
 def concatenated(refs: Sequence[TensorRef], *, dim: int) -> TensorRef:
@@ -65,25 +80,26 @@ def concatenated(refs: Sequence[TensorRef], *, dim: int) -> TensorRef:
     dim %= len(first.shape)
     size = sum(ref.meta.shape[dim] for ref in refs)
     shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
-    return derived(shape, first.dtype, partial(_concatenate, tuple(refs), dim))
+    return derived(shape, first.dtype, partial(_concatenate, tuple(refs), dim), refs)
 
 
 def stacked(refs: Sequence[TensorRef]) -> TensorRef:
     """Return `[len(refs), *]` of tensors `[*]` of one shape and dtype."""
     first = refs[0].meta
-    return derived((len(refs), *first.shape), first.dtype, partial(_stack, tuple(refs)))
+    return derived((len(refs), *first.shape), first.dtype, partial(_stack, tuple(refs)), refs)
 
 
 def transposed(ref: TensorRef) -> TensorRef:
     """Return `[columns, rows]` of `[rows, columns]`."""
     rows, columns = ref.meta.shape
-    return derived((columns, rows), ref.meta.dtype, partial(_transpose, ref))
+    return derived((columns, rows), ref.meta.dtype, partial(_transpose, ref), [ref])
 
 
 def summed(first: TensorRef, second: TensorRef) -> TensorRef:
     """Return the sum of two `[*]` as torch makes it: in float32 or wider, rounded once to be stored."""
     dtype = torch.promote_types(getattr(torch, first.meta.dtype), getattr(torch, second.meta.dtype))
-    return derived(first.meta.shape, str(dtype).removeprefix("torch."), partial(_add, first, second))
+    name = str(dtype).removeprefix("torch.")
+    return derived(first.meta.shape, name, partial(_add, first, second), [first, second])
 
 
 def sliced_parameter(parameter: Parameter, name: str, *, dim: int, start: int, stop: int) -> Parameter:
@@ -159,6 +175,22 @@ def _parameter(
         meta = _DerivedMeta(dtype=ref.meta.dtype, shape=ref.meta.shape, digest=digest)
         ref = TensorRef(meta=meta, read=ref.read)
     return Parameter(name=name, kind=sources[0].kind, ref=ref, row_hashes=hashes)
+
+
+def _hash_of_sources(sources: Sequence[TensorRef], how: str) -> str:
+    return _hash_of_hashes((how, *(source.meta.checksum for source in sources)))
+
+
+def _how(read: Callable[[], torch.Tensor]) -> str:
+    """Return what a function does to its sources, the sources apart."""
+    if not isinstance(read, partial):
+        return ""
+    plain = [x for x in read.args if isinstance(x, int) or (isinstance(x, tuple) and _are_numbers(x))]
+    return f"{read.func.__name__} {plain}"
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    return all(isinstance(value, int) for value in values)
 
 
 def _checksum(read: Callable[[], torch.Tensor]) -> str:

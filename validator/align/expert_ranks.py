@@ -16,6 +16,7 @@ import torch
 
 from validator.align.derived import derived
 from validator.align.edges import JoinedEdge
+from validator.capturing.levels import NOTHING
 from validator.capturing.records import Call, RankCapture, TensorRef
 
 __all__ = ["number_experts"]
@@ -139,7 +140,9 @@ def _choice(call: Call, capture: RankCapture, first: int, stop: int) -> _Choice 
 
 
 def _is_own(choice: _Choice) -> bool:
-    """Tell whether a rank gave something else than the router's choice."""
+    """Tell whether a rank gave something else than the router's choice; not, where that can't be read."""
+    if NOTHING in (choice.weights.meta.one_in, choice.routed_weights.meta.one_in):
+        return False
     return (choice.ids.meta.checksum, choice.weights.meta.checksum) != (
         choice.routed_ids.meta.checksum,
         choice.routed_weights.meta.checksum,
@@ -150,6 +153,8 @@ def _read(choice: _Choice, *, of_ids: bool) -> torch.Tensor:
     ids_Tk, weights_Tk = choice.ids.read(), choice.weights.read()
     routed_Tk = choice.routed_ids.read()
     is_taken = weights_Tk != 0
+    if choice.weights.meta.one_in != 1:
+        is_taken &= ~weights_Tk.isnan()  # What a sample does not hold is the router's.
     # Numbers of all ranks stay as they are; a rank's own begin with its first expert.
     is_local = is_taken & (ids_Tk >= 0) & (ids_Tk < choice.count)
     local_Tk = ids_Tk + choice.first

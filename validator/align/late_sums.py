@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from validator.align.calls import enclosing
+from validator.capturing.levels import NOTHING
 from validator.capturing.records import Call, Collective, Mesh, Placement, RankCapture, TensorRef
 from validator.sharding.inference import CLEARLY, arrangements, role_of
 from validator.sharding.unshard import shard
@@ -138,6 +139,8 @@ def _differ(group: Mapping[int, _LateSum]) -> bool:
 def _add_up(of_rank: Mapping[int, _LateSum], known: TensorRef) -> bool:
     """Tell whether each group's tensors add up to the reference's or a part of it, and none is that."""
     groups = {min(group): [late.given for late in group.values()] for group in _groups(of_rank)}
+    if NOTHING in {ref.meta.one_in for ref in (known, *(x for given in groups.values() for x in given))}:
+        return False
     shapes = {rank: given[0].meta.shape for rank, given in groups.items()}
     whole = known.read().double()
     return any(
@@ -148,8 +151,9 @@ def _add_up(of_rank: Mapping[int, _LateSum], known: TensorRef) -> bool:
 
 def _adds_up(given: Sequence[TensorRef], whole: torch.Tensor) -> bool:
     parts = [tensor.read().double() for tensor in given]
-    alone = min(float((part - whole).square().sum()) for part in parts)
-    together = float((torch.stack(parts).sum(0) - whole).square().sum())
+    # What a sample does not hold is NaN.
+    alone = min(float((part - whole).square().nansum()) for part in parts)
+    together = float((torch.stack(parts).sum(0) - whole).square().nansum())
     return together * CLEARLY < alone
 
 

@@ -8,12 +8,12 @@ Shape legend: B = sequences of the whole batch, b = of one part, * = the other d
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from validator.align.call_parts import CallParts, along, with_parts_joined
 from validator.align.calls import Children, children_of
-from validator.align.derived import concatenated, stacked
-from validator.capturing.records import Call, Collective, RankCapture, TensorRef
+from validator.align.derived import stacked
+from validator.capturing.records import Call, RankCapture, TensorRef
 
 __all__ = ["join_microbatches"]
 
@@ -42,29 +42,14 @@ def join_microbatches(
         # What all parts have alike may as well be one thing done again: only a split batch tells.
         counts = {len(group.calls) for group in groups if group.is_split}
         groups = [group for group in groups if len(group.calls) == 1 or len(group.calls) in counts]
-        joined.append(_joined(capture, groups) if any(len(group.calls) > 1 for group in groups) else capture)
+        is_split = any(len(group.calls) > 1 for group in groups)
+        joined.append(with_parts_joined(capture, groups, _exchanged) if is_split else capture)
     return tuple(joined)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Calls of one rank that are one call of the reference.
-
-    Attributes:
-        calls: one for each part of the batch, or the only one.
-        inputs, outputs: what they were given and returned, as one.
-        is_split: whether each of several calls had its own part of some tensor.
-    """
-
-    calls: tuple[Call, ...]
-    inputs: _Values
-    outputs: _Values
-    is_split: bool = False
-
-
-def _groups(ours: Children, theirs: Children, batch: int | None) -> list[_Group]:
+def _groups(ours: Children, theirs: Children, batch: int | None) -> list[CallParts]:
     """Walk both trees of calls from the model down, and return the groups that fit together."""
-    groups: list[_Group] = []
+    groups: list[CallParts] = []
     stack: list[tuple[int | None, Sequence[int | None]]] = [(None, (None,))]
     while stack:
         outer, parents = stack.pop()
@@ -102,10 +87,10 @@ def _has_free_rows(their: Call, batch: int | None) -> bool:
     return any("float" in meta.dtype and len(meta.shape) == 2 and meta.shape[0] != batch for meta in given)
 
 
-def _group(parts: Sequence[Call], their: Call, batch: int | None) -> _Group | None:
+def _group(parts: Sequence[Call], their: Call, batch: int | None) -> CallParts | None:
     """Join some calls; None where what they returned doesn't fit together."""
     if len(parts) == 1:
-        return _Group(calls=tuple(parts), inputs=parts[0].inputs, outputs=parts[0].outputs)
+        return CallParts(calls=tuple(parts), inputs=parts[0].inputs, outputs=parts[0].outputs)
     inputs = _values([part.inputs for part in parts], their.inputs, batch)
     outputs = _values([part.outputs for part in parts], their.outputs, batch)
     if inputs is None or outputs is None:
@@ -113,7 +98,7 @@ def _group(parts: Sequence[Call], their: Call, batch: int | None) -> _Group | No
     given = [value for part in parts for value in (*part.inputs.values(), *part.outputs.values())]
     made = (*inputs.values(), *outputs.values())
     is_split = any(isinstance(value, TensorRef) and all(value is not own for own in given) for value in made)
-    return _Group(calls=tuple(parts), inputs=inputs, outputs=outputs, is_split=is_split)
+    return CallParts(calls=tuple(parts), inputs=inputs, outputs=outputs, is_split=is_split)
 
 
 def _values(parts: Sequence[_Values], theirs: _Values, batch: int | None) -> _Values | None:
@@ -147,7 +132,7 @@ def _whole(parts: Sequence[TensorRef], shape: tuple[int, ...] | None, batch: int
     if shape in (None, shapes[0]) and len({part.meta.checksum for part in parts}) == 1:
         return parts[0]
     dim = _dim(shapes, shape, batch)
-    return None if dim is None else _along(parts, dim)
+    return None if dim is None else along(parts, dim)
 
 
 def _dim(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...] | None, batch: int | None) -> int | None:
@@ -165,55 +150,6 @@ def _dim(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...] | None, batch
     return None
 
 
-def _along(parts: Sequence[TensorRef], dim: int) -> TensorRef:
-    """Return parts one after the other; where they are DTensors, as one that lies on the mesh as they do."""
-    whole = concatenated(parts, dim=dim)
-    first = parts[0].meta
-    if first.global_shape is None or any(part.meta.placements != first.placements for part in parts):
-        return whole
-    size = sum(part.meta.global_shape[dim] for part in parts if part.meta.global_shape is not None)
-    shape = (*first.global_shape[:dim], size, *first.global_shape[dim + 1 :])
-    meta = replace(whole.meta, placements=first.placements, mesh=first.mesh, global_shape=shape)
-    return replace(whole, meta=meta)
-
-
-def _joined(capture: RankCapture, groups: Sequence[_Group]) -> RankCapture:
-    """Put one call in place of each group, and one collective in place of those that its calls did."""
-    ids = {part.id: group.calls[0].id for group in groups for part in group.calls}
-    wholes = {group.calls[0].id: group for group in groups}
-    calls = []
-    for call in capture.calls:
-        if ids.get(call.id, call.id) != call.id:
-            continue
-        parent = None if call.parent is None else ids.get(call.parent, call.parent)
-        whole = wholes.get(call.id)
-        if whole is not None:
-            end = whole.calls[-1].end
-            call = replace(call, inputs=dict(whole.inputs), outputs=dict(whole.outputs), end=end)
-        calls.append(replace(call, parent=parent))
-    of_call: dict[int | None, list[Collective]] = {}
-    for collective in sorted(capture.collectives, key=lambda c: c.start):
-        of_call.setdefault(collective.call, []).append(collective)
-    collectives = [c for id_, found in of_call.items() if id_ not in ids for c in found]
-    for group in groups:
-        collectives += _joined_collectives([of_call.get(part.id, []) for part in group.calls])
-    return replace(capture, calls=tuple(calls), collectives=tuple(collectives))
-
-
-def _joined_collectives(parts: Sequence[Sequence[Collective]]) -> list[Collective]:
-    """Join what each part's calls exchanged, in order; nothing where they did not do the same."""
-    if len(parts) == 1:
-        return list(parts[0])
-    kinds = {tuple((c.op, c.reduce, c.ranks, len(c.entered), len(c.left)) for c in part) for part in parts}
-    if len(kinds) > 1:
-        return []
-    return [
-        replace(same[0], entered=_tensors([c.entered for c in same]), left=_tensors([c.left for c in same]))
-        for same in zip(*parts, strict=True)
-    ]
-
-
-def _tensors(parts: Sequence[tuple[TensorRef, ...]]) -> tuple[TensorRef, ...]:
-    return tuple(
-        _along(same, 0) if same[0].meta.shape else stacked(same) for same in zip(*parts, strict=True)
-    )
+def _exchanged(_: CallParts, tensors: Sequence[TensorRef]) -> TensorRef:
+    """Join what each part gave to, or had of, the same collective."""
+    return along(tensors, 0) if tensors[0].meta.shape else stacked(tensors)

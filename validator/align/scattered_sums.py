@@ -43,6 +43,8 @@ def _whole(sum_: Collective, ended: Sequence[Call]) -> Collective:
         return sum_
     join = partial(concatenated, dim=0) if sum_.entered[0].meta.shape else stacked
     given = sum_.entered[0] if len(sum_.entered) == 1 else join(sum_.entered)
+    if given.meta.one_in != 1:
+        return sum_  # Without all values nothing tells whose parts they are.
     parts = given.read().reshape(-1).chunk(count)
     for term in _outputs_before(sum_, given, ended):
         # In whichever order: a rank that gets another's part shows in what it makes of it.

@@ -12,6 +12,7 @@ import torch
 
 from validator.align.calls import MatchedCall
 from validator.align.dims import RootSizes
+from validator.capturing.levels import NOTHING
 from validator.capturing.records import TensorRef
 from validator.errors import LayoutError
 from validator.sharding.inference import CLEARLY
@@ -113,6 +114,8 @@ def _orders(sizes: RootSizes, count: int, mesh: tuple[int, ...] | None) -> list[
 def _order(
     ours: Mapping[int, TensorRef], their: TensorRef, orders: Sequence[TokenOrder]
 ) -> TokenOrder | None:
+    if NOTHING in {tensor.meta.one_in for tensor in (their, *ours.values())}:
+        return None
     shapes = {rank: tensor.meta.shape for rank, tensor in ours.items()}
     plans: dict[Plan, TokenOrder] = {}
     for order in orders:

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from validator.align.inside import TraceOperator
+from validator.capturing.records import Statistics
 from validator.sharding.plan import Part
 
-__all__ = ["Edge", "LogicalTensor", "Part", "PartialSum", "Trace", "TraceCall", "View"]
+__all__ = ["Edge", "LogicalTensor", "Part", "PartialSum", "StepTokens", "Trace", "TraceCall", "View"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class Edge:
         checksum: of the bytes, where each rank holds the whole and all agree; else None.
         row_hashes: of a parameter whose values are not stored on some rank: `digest.row_hashes` of what
             `read` would return; None where they are stored, or the ranks' rows are no whole rows of it.
+        one_in: one of so many elements is known, `read` has NaN for others; 0 where statistics alone are.
+        statistics: of the logical tensor as a view saw it; None where the parts don't tell.
     """
 
     path: str
@@ -74,6 +78,8 @@ class Edge:
     dims: tuple[str, ...] = ()
     checksum: str | None = None
     row_hashes: Callable[[View], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
+    one_in: int = 1
+    statistics: Callable[[View], Statistics | None] | None = field(default=None, repr=False, compare=False)
 
     def with_rows(self, order: torch.Tensor) -> "Edge":
         """Return the edge with `[rows]` of its first dim in another order, each with the part it is from."""
@@ -118,6 +124,28 @@ class PartialSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """The tokens of one of the steps that a call of the model puts end to end.
+
+    Attributes:
+        call: which call of the candidate's model it was.
+        number, count: which step it is, from 1, and how many there are.
+        start, stop: its tokens, counted from the first of all steps.
+        kept: the positions whose logits it returned.
+    """
+
+    call: int
+    number: int
+    count: int
+    start: int
+    stop: int
+    kept: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"step {self.number} of {self.count}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCall:
     """One call of one reference module, as the candidate ran it.
 
@@ -127,9 +155,12 @@ class TraceCall:
         n: how many calls of this module came before.
         parent: `(module, n)` of the call that encloses it, or None.
         order: position in execution order (start of the call), unique in the trace.
+        root: `(module, n)` of the reference's outermost call around it, or its own; the candidate's may not
+            have been captured.
         inputs, outputs: edges by path.
         values: plain arguments (None, bool, int, float, str) by path.
         partials: sums over ranks directly inside this call, in order.
+        operators: that the candidate ran directly inside this call, where they were recorded.
     """
 
     module: str
@@ -140,7 +171,9 @@ class TraceCall:
     inputs: Mapping[str, Edge]
     outputs: Mapping[str, Edge]
     values: Mapping[str, Any]
+    root: tuple[str, int] = ("", 0)
     partials: tuple[PartialSum, ...] = ()
+    operators: tuple[TraceOperator, ...] = ()
 
     def with_rows(self, order: torch.Tensor) -> "TraceCall":
         """Return the call with the rows of what goes in and what comes out in another order.
@@ -188,6 +221,7 @@ class Trace:
         unmatched_parameters: names on one side alone: (of the reference, of the candidate).
         missing_parameters: those of the reference alone whose module the candidate has, captured, with
             nothing that could stand in for them.
+        steps: of each call of the model, by its number, that stands for several of the candidate's.
     """
 
     calls: Mapping[tuple[str, int], TraceCall]
@@ -202,3 +236,4 @@ class Trace:
     found_names: Mapping[str, str] = field(default_factory=dict)
     unmatched_parameters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     missing_parameters: tuple[str, ...] = ()
+    steps: Mapping[int, tuple[StepTokens, ...]] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import torch
 from validator.align.trees import Tree
 from validator.capturing.digest import checksum
 from validator.capturing.formats_hdf5 import element_bytes
+from validator.capturing.levels import NOTHING
 from validator.capturing.records import TensorMeta
 from validator.errors import CaptureError
 
@@ -55,8 +56,13 @@ class Values:
             tensor.meta.dtype in ("float16", "bfloat16", "float32", "float64") for tensor in (ours, theirs)
         ):
             return math.inf
-        want = theirs.read().to(torch.float64)
-        off = torch.linalg.vector_norm(ours.read().to(torch.float64) - want)
+        if NOTHING in (ours.meta.one_in, theirs.meta.one_in):
+            return math.inf
+        want, have = theirs.read().to(torch.float64), ours.read().to(torch.float64)
+        if (ours.meta.one_in, theirs.meta.one_in) != (1, 1):
+            known = ~(want.isnan() | have.isnan())
+            want, have = want[known], have[known]
+        off = torch.linalg.vector_norm(have - want)
         distance = float(off / torch.linalg.vector_norm(want))
         return distance if math.isfinite(distance) else math.inf
 

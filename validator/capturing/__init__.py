@@ -15,12 +15,15 @@ its earliest version; large values are compressed with bitshuffle and zstd (the 
 | `calls` | row: module (its row), n, enclosing call or -1, start, inputs (JSON). A call's id is its row |
 | `returns` | row: call, end, outputs (JSON). A call without a row here never returned |
 | `collectives` | row: id, op, reduce, ranks, call or -1, start, path of its edges, tensors entered and left |
+| `operators` | row: call, start, name, path of its edges, arguments, results (JSON); may be missing |
 | `parameters` | row: name, kind |
 | `layouts` | row: JSON of shape, global_shape, placements and mesh |
 | `sources` | row: path and torch dtype of each dataset that holds elements |
 | `values/FQN/inputs/PATH` | an edge: what entered the module under that argument name and path |
 | `values/FQN/outputs/PATH` | an edge: what left it; a bare tensor has no PATH |
 | `values/FQN/collectives/OP.K/entered/I`, `.../left/I` | edges of the K-th collective of its kind in a call |
+| `values/FQN/operators/OP.K/I` | an edge: result I of the K-th operator of its name in a call |
+| `values/FQN/operators/OP.K/given/ARG` | an edge: a tensor that it was given and that is a constant |
 | `noise/FQN/inputs/PATH`, `noise/FQN/outputs/PATH` | edges: noise of the values of that path, see below |
 | `parameter_values/NAME` | an edge: the parameter's or buffer's values |
 | `manifest.json` | the manifest, where the file is the whole capture |
@@ -46,6 +49,14 @@ Statistics are over finite elements in float64; `nan` is -1 where there are none
 FQN, PATH and NAME consist of escaped parts (`values.escape_part`); the model itself is `%root`, and
 collectives outside of any recorded call are under `%outside`. JSON of inputs and outputs maps paths to plain
 values, `{"tensor": true}` for a tensor in the edge of that path, and `{"float": "nan"}` for what JSON lacks.
+Of an outermost call they also hold `{"object": class, "number": which, "length": tokens or null}` for other
+objects, such as caches: two calls that were handed one object continue one another.
+
+The rows of `operators` are in order; they number the values of their edges. Among the arguments, by the
+operator's own names, a tensor is where it comes from: `{"operator": [i, result]}` (the i-th of this call),
+`{"input": path}`, `{"child": [call, path]}`, `{"parameter": name}` or `{"constant": edge or null}`; what JSON
+lacks is `{"float": "nan"}` or `{"other": text}`. A result is `{"tensor": stored, "shape":..., "dtype":...}`
+or `{"plain": value}`; views of what goes in, and what nothing was written to yet, are not stored.
 
 The noise of a value is the standard deviation of a candidate's value around it, element by element: what
 rounding carries there from all that was computed before. Its dtype is the one that the candidate has there.

@@ -6,6 +6,7 @@ pinned memory in stream order: the device is not waited for until the values are
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -17,12 +18,19 @@ __all__ = ["HostCopy", "Layout", "copy_tensor", "layout_of", "local_part"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Shape of a rank's part, and where it lies in the DTensor that it belongs to, if any."""
+    """Shape of a rank's part, and where it lies in the DTensor that it belongs to, if any.
+
+    Attributes:
+        starts: where it begins in that along each dim, where it is one box of it; needed for samples alone.
+        one_in: one of so many elements is kept, 0 for none; None for all.
+    """
 
     shape: tuple[int, ...]
     global_shape: tuple[int, ...] | None = None
     placements: tuple[Placement, ...] | None = None
     mesh: Mesh | None = None
+    starts: tuple[int, ...] | None = None
+    one_in: int | None = None
 
     def to_json(self) -> str:
         """Return the one text that stands for this layout."""
@@ -106,7 +114,28 @@ def layout_of(tensor: torch.Tensor, local: torch.Tensor) -> Layout:
             shape=tuple(mesh.shape),
             ranks=tuple(mesh.mesh.flatten().tolist()),
         ),
+        starts=_starts(tensor),
     )
+
+
+def _starts(tensor: Any) -> tuple[int, ...] | None:
+    """Return where this rank's part begins in a DTensor, or None where it is no single box of it."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(isinstance(p, _StridedShard) for p in tensor.placements):
+        return None
+    starts, sizes = [0] * tensor.ndim, list(tensor.shape)
+    for place, count, placement in zip(coordinate, mesh.shape, tensor.placements, strict=True):
+        if isinstance(placement, Shard):
+            # As torch.chunk cuts: equal sizes rounded up, the last ones shorter or empty.
+            chunk = -(-sizes[placement.dim] // count)
+            first = min(chunk * place, sizes[placement.dim])
+            starts[placement.dim] += first
+            sizes[placement.dim] = min(chunk, sizes[placement.dim] - first)
+    return tuple(starts)
 
 
 def _placement(placement: object) -> Placement:

@@ -11,6 +11,7 @@ from typing import Any
 
 from validator.errors import CaptureError
 
+from .levels import Level
 from .noise import Noise
 from .schema import FORMAT, FORMAT_VERSION
 
@@ -58,6 +59,8 @@ class Manifest:
         silent: modules that were included and did not fire on any rank.
         left_out: tensors that could not be stored, and why, as `module path: type`.
         noise: how the noise of its tensors was measured, or None where it was not.
+        level: how much of each tensor is kept.
+        compiled: how many modules each compiled region hides, by the name of its outermost module.
         run: `hardware`, `software`, `parallelism`, `inputs`, `seeds` and `determinism`.
     """
 
@@ -71,6 +74,8 @@ class Manifest:
     silent: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     noise: Noise | None = None
+    compiled: Mapping[str, int] = field(default_factory=dict)
+    level: Level = Level.FULL
     capture_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -120,6 +125,8 @@ class Manifest:
                 silent=_texts(fields["silent"]),
                 left_out=_texts(fields["left_out"]),
                 noise=None if fields["noise"] is None else Noise.from_json(fields["noise"]),
+                level=Level(fields.get("level", Level.FULL)),
+                compiled={str(name): _int(count) for name, count in fields.get("compiled", {}).items()},
                 capture_id=str(fields["capture_id"]),
                 run=dict(fields["run"]),
             )

@@ -16,6 +16,9 @@ from .writer import CaptureWriter
 
 __all__ = ["write_parameters"]
 
+_WAITING_BYTES = 32 << 20
+"""No run waits for the parameters: more of them in memory would only be copies of the model."""
+
 
 def write_parameters(
     model: nn.Module, recorder: Recorder, writer: CaptureWriter, selection: Selection, *, limit_bytes: int
@@ -41,6 +44,8 @@ def write_parameters(
             writer.put_hashes(path, row, dtype_name(local.dtype), layout, digest, hashes)
         elif not recorder.put(path, row, tensor):
             continue
+        else:
+            writer.wait_for_room(_WAITING_BYTES)
         writer.append("parameters", escape_part(name), kind)
         row += 1
 

@@ -13,11 +13,14 @@ import numpy as np
 from validator.errors import CaptureError
 
 from .files import CaptureSource, StoredValue, damage_explained, opened
+from .levels import COARSEST, NOTHING, is_even, kept
+from .operator_reader import read_operators
 from .records import (
     Call,
     Collective,
     Mesh,
     ModuleInfo,
+    ObjectRef,
     Parameter,
     Placement,
     RankCapture,
@@ -25,6 +28,7 @@ from .records import (
     TensorMeta,
     TensorRef,
 )
+from .samples import NotKept, SampledValue
 from .schema import (
     INDEX,
     INDEX_DTYPE,
@@ -67,13 +71,13 @@ class _RankReader:
         self._has_noise = source.has(noise_path("values"))
 
     def read(self) -> RankCapture:
-        calls = self._calls()
+        calls, parameters = self._calls(), self._parameters()
         return RankCapture(
             rank=self._source.rank,
             modules=self._modules(calls),
-            calls=calls,
+            calls=self._with_operators(calls, parameters),
             collectives=self._collectives(len(calls)),
-            parameters=self._parameters(),
+            parameters=parameters,
         )
 
     @cached_property
@@ -111,6 +115,7 @@ class _RankReader:
                 raise ValueError(f"call {i} is enclosed by call {parent}")
             returned = returns.get(i)
             path = module_path(fqn)
+            inputs = _text(row["inputs"])
             outputs = "{}" if returned is None else _text(returned["outputs"])
             calls.append(
                 Call(
@@ -120,11 +125,20 @@ class _RankReader:
                     parent=None if parent < 0 else parent,
                     start=int(row["start"]),
                     end=None if returned is None else int(returned["end"]),
-                    inputs=self._values(f"{path}/inputs", i, _text(row["inputs"])),
+                    inputs=self._values(f"{path}/inputs", i, inputs),
                     outputs=self._values(f"{path}/outputs", i, outputs),
+                    objects=(_objects(inputs), _objects(outputs)),
                 )
             )
         return tuple(calls)
+
+    def _with_operators(
+        self, calls: tuple[Call, ...], parameters: Mapping[str, Parameter]
+    ) -> tuple[Call, ...]:
+        if not self._source.has("operators"):
+            return calls  # Captures may be older than this table.
+        found = read_operators(self._table("operators"), calls=calls, parameters=parameters, ref=self._ref)
+        return tuple(replace(call, operators=found.get(call.id, ())) for call in calls)
 
     def _values(self, path: str, call: int, described: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -133,7 +147,7 @@ class _RankReader:
                 values[name] = value
             elif "float" in value:
                 values[name] = float(value["float"])
-            else:
+            elif "tensor" in value:
                 edge = f"{path}/{name}" if name else path
                 ref = self._ref(edge, call)
                 if ref is not None:
@@ -223,7 +237,11 @@ class _RankReader:
         described = None
         if nan != NO_STATISTICS:
             described = Statistics(min=low, max=high, mean=mean, rms=rms, nan=nan, inf=inf)
-        meta = TensorMeta(dtype=dtype, checksum=digest, statistics=described, **self._layouts[_index(layout)])
+        fields = dict(self._layouts[_index(layout)])
+        starts = fields.pop("starts")
+        meta = TensorMeta(dtype=dtype, checksum=digest, statistics=described, **fields)
+        if meta.one_in == NOTHING:
+            return TensorRef(meta=meta, read=NotKept(self._source.path, path))
         if number == NO_SOURCE:
             return TensorRef(meta=meta, read=_Absent(self._source.path, path))
         value = StoredValue(
@@ -236,7 +254,26 @@ class _RankReader:
             digest=digest,
             what=f"{path}, row {row}",
         )
-        return TensorRef(meta=meta, read=value, stream=value.blocks)
+        if meta.one_in == 1:
+            return TensorRef(meta=meta, read=value, stream=value.blocks)
+        return self._sampled(meta, value, starts)
+
+    def _sampled(self, meta: TensorMeta, value: StoredValue, starts: tuple[int, ...] | None) -> TensorRef:
+        """Return a tensor of which the elements of `levels.kept` are stored."""
+        whole = None if starts is None else meta.global_shape
+        # Before anything of the claimed size is made.
+        if not is_even(self._source.length(value.path, value.dtype), meta.shape, meta.one_in):
+            raise ValueError(f"{value.what} claims a sample that the file does not hold")
+        count = len(kept(meta.shape, meta.one_in, starts=starts, whole=whole))
+        # The checksum is that of the whole tensor: there is none of the sample.
+        sampled = SampledValue(
+            stored=replace(value, shape=(count,), digest=""),
+            shape=meta.shape,
+            one_in=meta.one_in,
+            starts=starts,
+            whole=whole,
+        )
+        return TensorRef(meta=meta, read=sampled, stream=sampled.blocks)
 
 
 class _Absent:
@@ -250,6 +287,19 @@ class _Absent:
             f"{self._file}: {self._path} was larger than parameter_limit_bytes, so its rows were hashed and "
             "its values not stored. Capture again with a higher limit to get them."
         )
+
+
+def _objects(described: str) -> dict[str, ObjectRef]:
+    found = {}
+    for name, value in json.loads(described).items():
+        if isinstance(value, dict) and "object" in value:
+            length = value["length"]
+            found[name] = ObjectRef(
+                type=str(value["object"]),
+                number=_index(value["number"]),
+                length=None if length is None else _index(length),
+            )
+    return found
 
 
 def _text(value: Any) -> str:
@@ -266,7 +316,11 @@ def _index(value: Any) -> int:
 def _layout(text: str) -> dict[str, Any]:
     fields = json.loads(text)
     placements, mesh, whole = fields["placements"], fields["mesh"], fields["global_shape"]
+    # Captures may be older than samples.
+    starts, one_in = fields.get("starts"), fields.get("one_in")
     return {
+        "one_in": 1 if one_in is None else _one_in(one_in),
+        "starts": None if starts is None else _shape(starts),
         "shape": _shape(fields["shape"]),
         "global_shape": None if whole is None else _shape(whole),
         "placements": None if placements is None else tuple(_placement(p) for p in placements),
@@ -278,6 +332,12 @@ def _layout(text: str) -> dict[str, Any]:
             ranks=tuple(_index(rank) for rank in mesh["ranks"]),
         ),
     }
+
+
+def _one_in(value: Any) -> int:
+    if value not in (NOTHING, *(1 << power for power in range(1, COARSEST.bit_length()))):
+        raise ValueError(f"{value!r} is no share of a sample")
+    return int(value)
 
 
 def _placement(fields: dict[str, Any]) -> Placement:

@@ -20,9 +20,11 @@ from .collectives import CollectiveRecorder
 from .copies import copy_tensor
 from .hooks import Recorder
 from .hosts import claim, exchange
+from .levels import Level
 from .manifest import Manifest, Proof
 from .metadata import describe_inputs, describe_rank, describe_run
 from .noise import Noise, NoiseSource
+from .operators import OperatorRecorder
 from .parameters import write_parameters
 from .place import Place
 from .proof import worst
@@ -69,6 +71,7 @@ class _Share:
     fired: frozenset[str]
     left_out: frozenset[str]
     meshes: frozenset[Mesh]
+    compiled: Mapping[str, int]
 
 
 class Recording:
@@ -83,6 +86,7 @@ class Recording:
         inputs: described in the metadata; None for what enters the first call.
         parameter_limit_bytes: larger parameters are hashed.
         flush_interval_s: seconds between flushes.
+        level: how much of each tensor is kept.
     """
 
     def __init__(
@@ -96,7 +100,9 @@ class Recording:
         inputs: Mapping[str, Any] | None,
         parameter_limit_bytes: int,
         flush_interval_s: float,
+        level: Level = Level.FULL,
     ) -> None:
+        self._level = level
         self._model = model
         self._place = place
         self._selection = selection
@@ -111,6 +117,7 @@ class Recording:
         self._writer: CaptureWriter | None = None
         self._recorder: Recorder | None = None
         self._mode: CollectiveRecorder | None = None
+        self._operators: OperatorRecorder | None = None
         self._noise: Noise | None = None
 
     def __enter__(self) -> None:
@@ -126,6 +133,7 @@ class Recording:
                 world_size=self._world_size,
                 capture_id=self._id,
                 flush_interval_s=self._flush_interval_s,
+                level=self._level,
             )
             self._recorder = Recorder(self._model, self._writer, self._selection)
             write_parameters(
@@ -135,11 +143,18 @@ class Recording:
             if self._world_size > 1:
                 self._mode = CollectiveRecorder(self._recorder, self._writer, self._selection)
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
+            if self._selection.operators:
+                self._operators = OperatorRecorder(self._model, self._recorder, self._writer, self._selection)
+                self._recorder.inside = self._operators
+                self._operators.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take the hooks off; leave an incomplete capture if the run raised."""
+        if self._operators is not None:
+            self._operators.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+            self._operators = None
         if self._mode is not None:
             self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if self._recorder is not None:
@@ -183,7 +198,8 @@ class Recording:
             shares: list[_Share] = exchange(self._share(proof))
             recorded = [share for share in shares if share.recorded]
             fired = frozenset[str]().union(*(share.fired for share in recorded))
-            self._selection.check_fired(fired)
+            compiled = {name: count for share in recorded for name, count in share.compiled.items()}
+            self._selection.check_fired(fired, compiled)
             calls = sum(share.calls for share in recorded)
             if calls == 0:
                 raise CaptureError(
@@ -191,7 +207,7 @@ class Recording:
                     "options keep. Call the model that was given, and check include=, exclude= and calls=."
                 )
             silent = tuple(sorted(frozenset[str]().union(*(share.kept for share in recorded)) - fired))
-            manifest = self._manifest(shares, recorded, silent)
+            manifest = self._manifest(shares, recorded, silent, compiled)
             self._complete(manifest.to_json())
         self._place.release()
         return CaptureSummary(
@@ -248,10 +264,15 @@ class Recording:
             inputs=self._describe_inputs(),
             calls=recorder.recorded if recorder else 0,
             values=writer.values if writer else 0,
-            kept=frozenset(fqn for fqn in fqns if self._selection.keeps_module(fqn)),
+            kept=frozenset(
+                fqn
+                for fqn in fqns
+                if self._selection.keeps_module(fqn) and recorder and fqn not in recorder.hidden
+            ),
             fired=frozenset(recorder.calls) if recorder else frozenset(),
             left_out=frozenset(recorder.left_out) if recorder else frozenset(),
             meshes=frozenset(recorder.meshes) if recorder else frozenset(),
+            compiled=recorder.compiled if recorder else {},
         )
 
     def _describe_inputs(self) -> dict[str, Any]:
@@ -260,7 +281,13 @@ class Recording:
         copies = {path: copy_tensor(tensor) for path, tensor in tensors(self._inputs).items()}
         return describe_inputs({path: copy for path, copy in copies.items() if copy is not None})
 
-    def _manifest(self, shares: list[_Share], recorded: list[_Share], silent: tuple[str, ...]) -> Manifest:
+    def _manifest(
+        self,
+        shares: list[_Share],
+        recorded: list[_Share],
+        silent: tuple[str, ...],
+        compiled: Mapping[str, int],
+    ) -> Manifest:
         meshes = frozenset[Mesh]().union(*(share.meshes for share in recorded))
         return Manifest(
             capture_id=self._id,
@@ -274,6 +301,8 @@ class Recording:
             silent=silent,
             left_out=tuple(sorted(frozenset[str]().union(*(share.left_out for share in recorded)))),
             noise=self._noise,
+            compiled=compiled,
+            level=self._level,
             run=describe_run(
                 ranks=[share.described for share in shares],
                 meshes=sorted(meshes, key=repr),

@@ -6,6 +6,7 @@ when asked.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ __all__ = [
     "Collective",
     "Mesh",
     "ModuleInfo",
+    "ObjectRef",
+    "Operator",
+    "OperatorResult",
+    "Origin",
+    "OriginKind",
     "Parameter",
     "Placement",
     "RankCapture",
@@ -71,6 +77,7 @@ class TensorMeta:
         shape: of this rank's part.
         placements: one per mesh axis, or None where the tensor was no DTensor.
         global_shape: of the whole DTensor, or None.
+        one_in: one of so many elements is known, others read as NaN; 0 where only statistics were kept.
         checksum: BLAKE2b-128 of the contiguous bytes, in hex: equal bits, equal checksum.
     """
 
@@ -81,6 +88,7 @@ class TensorMeta:
     placements: tuple[Placement, ...] | None = None
     mesh: Mesh | None = None
     global_shape: tuple[int, ...] | None = None
+    one_in: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,82 @@ class TensorRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRef:
+    """An object of which nothing but itself is known, such as a cache.
+
+    Attributes:
+        type: qualified name of its class.
+        number: which object it is: one object has one number throughout a rank's run.
+        length: how many tokens it said to hold (`get_seq_length`), or None where it says nothing.
+    """
+
+    type: str
+    number: int
+    length: int | None = None
+
+
+class OriginKind(StrEnum):
+    """Where a tensor that an operator is given comes from."""
+
+    OPERATOR = "operator"
+    INPUT = "input"
+    CHILD = "child"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a tensor that an operator is given comes from.
+
+    Attributes:
+        kind: what it is.
+        name: path of an input or of a child's output, or name of a parameter.
+        operator, result: of an operator's result, which operator of the call, and which of its results.
+        ref: the stored tensor; None of an operator's result, and where it could not be stored.
+    """
+
+    kind: OriginKind
+    name: str = ""
+    operator: int = -1
+    result: int = 0
+    ref: TensorRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorResult:
+    """What an operator returned or wrote to.
+
+    Attributes:
+        dtype: the torch name without `torch.`, or `""` for what is no tensor.
+        shape: of the tensor (of a DTensor the whole one's).
+        ref: its values; None for a view of what went in, and for what was not written yet.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    ref: TensorRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator that ran directly inside of a call.
+
+    Attributes:
+        name: as torch gives it: namespace, name and overload.
+        start: position in the rank's sequence of events.
+        arguments: by the names of the operator's schema: an `Origin` for a tensor, a plain value (other
+            objects as their text), or a list of these.
+        results: what it returned, and then what it wrote to besides.
+    """
+
+    name: str
+    start: int
+    arguments: dict[str, Any]
+    results: tuple[OperatorResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One call of one module.
 
@@ -120,6 +204,9 @@ class Call:
         start, end: positions in the rank's sequence of events; `end` is None for a call that never returned.
         inputs, outputs: `TensorRef` or a plain value (None, bool, int, float, str) by path; other objects are
             left out.
+        objects: of an outermost call, the other objects that it was given and returned, by path, as they were
+            before and after it.
+        operators: that ran directly in it, where they were recorded.
     """
 
     id: int
@@ -130,6 +217,8 @@ class Call:
     end: int | None
     inputs: dict[str, Any]
     outputs: dict[str, Any]
+    objects: tuple[dict[str, ObjectRef], dict[str, ObjectRef]] = field(default_factory=lambda: ({}, {}))
+    operators: tuple[Operator, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

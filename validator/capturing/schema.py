@@ -18,6 +18,7 @@ __all__ = [
     "NO_SOURCE",
     "NO_STATISTICS",
     "OUTSIDE",
+    "PARAMETERS",
     "ROW_HASHES",
     "TABLES",
     "escape_fqn",
@@ -40,6 +41,8 @@ NO_SOURCE = -1
 """`source` of a value that is known by its hashes alone."""
 NO_STATISTICS = -1
 """`nan` of a value that has no statistics: its numbers are complex, or codes."""
+
+PARAMETERS = "parameter_values/"
 
 _ROOT = "%root"
 _VALUES = "values"
@@ -81,6 +84,16 @@ TABLES: dict[str, np.dtype] = {
             ("left", "<i8"),
         ]
     ),
+    "operators": np.dtype(
+        [
+            ("call", "<i8"),
+            ("start", "<i8"),
+            ("name", _TEXT),
+            ("path", _TEXT),
+            ("arguments", _TEXT),
+            ("outputs", _TEXT),
+        ]
+    ),
     "parameters": np.dtype([("name", _TEXT), ("kind", _TEXT)]),
     "layouts": np.dtype([("layout", _TEXT)]),
     "sources": np.dtype([("path", _TEXT), ("dtype", _TEXT)]),
@@ -109,7 +122,7 @@ def noise_path(path: str) -> str:
 
 def parameter_path(name: str) -> str:
     """Return the path of the group that holds a parameter's or a buffer's values."""
-    return f"parameter_values/{escape_part(name)}"
+    return f"{PARAMETERS}{escape_part(name)}"
 
 
 def source_name(dtype: str, *, large: bool) -> str:

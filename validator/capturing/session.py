@@ -8,7 +8,10 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import nn
 
+from validator.errors import CaptureError
+
 from .hosts import exchange
+from .levels import Level
 from .manifest import Proof, ProofStatus
 from .noise import NoiseSource
 from .place import Place
@@ -26,6 +29,8 @@ __all__ = [
 ]
 
 PARAMETER_LIMIT_BYTES = 1 << 30
+THIN_PARAMETER_LIMIT_BYTES = 64 << 10
+"""Where little is kept of activations, the hashes of a parameter's rows do as well."""
 FLUSH_INTERVAL_S = 1.0
 
 _Globs = str | Sequence[str] | None
@@ -38,11 +43,13 @@ class CaptureOptions(TypedDict, total=False):
     exclude: _Globs
     ranks: Collection[int] | None
     calls: Collection[int] | None
+    operators: _Globs
+    level: str
     overwrite: bool
     recipe: str | None
     planted: str | None
     inputs: Mapping[str, Any] | None
-    parameter_limit_bytes: int
+    parameter_limit_bytes: int | None
     flush_interval_s: float
 
 
@@ -55,11 +62,13 @@ def capture(
     exclude: _Globs = None,
     ranks: Collection[int] | None = None,
     calls: Collection[int] | None = None,
+    operators: _Globs = None,
+    level: str = Level.FULL,
     overwrite: bool = False,
     recipe: str | None = None,
     planted: str | None = None,
     inputs: Mapping[str, Any] | None = None,
-    parameter_limit_bytes: int = PARAMETER_LIMIT_BYTES,
+    parameter_limit_bytes: int | None = None,
     flush_interval_s: float = FLUSH_INTERVAL_S,
 ) -> Iterator[None]:
     """Capture what a model computes inside the `with` block.
@@ -74,11 +83,16 @@ def capture(
         exclude: globs of module names to leave out.
         ranks: ranks to record; default all.
         calls: numbers of each module's calls to record, such as `range(2)`; default all.
+        operators: globs of recorded modules whose aten operators are recorded as well, with their results;
+            default none.
+        level: how much of each tensor is kept: `full`, `sample` (about 1%, the same elements on every side;
+            small tensors are whole) or `stats` (statistics and a checksum). Integers are whole anyway.
         overwrite: replace a capture of this name, once the new one is complete.
         recipe: name of the rounding recipe that the run declares.
         planted: what a report must say of a fault that was planted in the model.
         inputs: described in the metadata; default what enters the first call.
-        parameter_limit_bytes: of larger parameters a hash per row is stored instead of values.
+        parameter_limit_bytes: of larger parameters a hash per row is stored instead of values; default 1 GiB,
+            below level `full` 64 KiB.
         flush_interval_s: a killed run loses what it recorded in about its last so many seconds.
 
     Raises:
@@ -93,6 +107,8 @@ def capture(
             "exclude": exclude,
             "ranks": ranks,
             "calls": calls,
+            "operators": operators,
+            "level": level,
             "overwrite": overwrite,
             "recipe": recipe,
             "planted": planted,
@@ -162,6 +178,7 @@ def capture_run(
 
 
 def _recording(model: nn.Module, path: str | os.PathLike[str], options: CaptureOptions) -> Recording:
+    level = _level(options.get("level", Level.FULL))
     return Recording(
         model,
         Place(path, overwrite=options.get("overwrite", False)),
@@ -170,10 +187,26 @@ def _recording(model: nn.Module, path: str | os.PathLike[str], options: CaptureO
             exclude=options.get("exclude"),
             calls=options.get("calls"),
             ranks=options.get("ranks"),
+            operators=options.get("operators"),
         ),
         recipe=options.get("recipe"),
         planted=options.get("planted"),
         inputs=options.get("inputs"),
-        parameter_limit_bytes=options.get("parameter_limit_bytes", PARAMETER_LIMIT_BYTES),
+        parameter_limit_bytes=_parameter_limit(level, options.get("parameter_limit_bytes")),
+        level=level,
         flush_interval_s=options.get("flush_interval_s", FLUSH_INTERVAL_S),
     )
+
+
+def _level(name: str) -> Level:
+    try:
+        return Level(name)
+    except ValueError:
+        known = ", ".join(Level)
+        raise CaptureError(f"level {name!r} is not known; there are {known}") from None
+
+
+def _parameter_limit(level: Level, limit_bytes: int | None) -> int:
+    if limit_bytes is not None:
+        return limit_bytes
+    return PARAMETER_LIMIT_BYTES if level is Level.FULL else THIN_PARAMETER_LIMIT_BYTES

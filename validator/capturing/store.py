@@ -12,6 +12,7 @@ file's directory of chunks refers to is moved or overwritten:
 import contextlib
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from .copies import Layout
 from .datasets import Edge, Source, Table
 from .digest import checksum, statistics
 from .formats_hdf5 import dtype_name, element_bytes
+from .levels import NOTHING, Indices, Level, is_even, kept, one_in_of
 from .records import Statistics
 from .schema import (
     FORMAT,
     FORMAT_VERSION,
     INDEX_DTYPE,
     MANIFEST,
+    PARAMETERS,
     TABLES,
     source_name,
 )
@@ -52,10 +55,20 @@ class CaptureFile:
         rank: this rank.
         world_size: number of ranks of the run.
         capture_id: the same in all files of a capture, and in no other's.
+        level: how much of each tensor is kept.
     """
 
-    def __init__(self, path: Path, *, rank: int, world_size: int, capture_id: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rank: int,
+        world_size: int,
+        capture_id: str = "",
+        level: Level = Level.FULL,
+    ) -> None:
         self.path = path
+        self._level = level
         self.pending_bytes = 0
         self.committed_values = 0
         self._added_values = 0
@@ -83,16 +96,28 @@ class CaptureFile:
         dtype = dtype_name(tensor.dtype)
         data = element_bytes(tensor)
         digest = checksum(data)
+        # Of a parameter, whose rows are hashed if it is large, every bit counts.
+        level = Level.FULL if edge.startswith(PARAMETERS) else self._level
+        layout = _thinned(layout, one_in_of(level, dtype, layout.shape))
         target = self._edge(edge, dtype, layout)
-        known = self._known.get((dtype, digest))
+        if layout.one_in == NOTHING:
+            target.add(row, None, self._layout(layout), 0, digest, statistics(tensor))
+            self._added_values += 1
+            self.pending_bytes += INDEX_DTYPE.itemsize
+            return
+        # The same bits in another shape or place have another sample.
+        key = (dtype, digest, "" if layout.one_in is None else layout.to_json())
+        known = self._known.get(key)
         if known is None:
+            if layout.one_in is not None:
+                data = _sample(tensor, layout)
             source = target.sources.get((dtype, data.size >= _LARGE_BYTES))
             if source is None:
                 source = self._new_source(target, dtype, data.size)
             known = (source, source.append(data), statistics(tensor))
             if len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[dtype, digest] = known
+            self._known[key] = known
             self.pending_bytes += data.size
         stored, offset, numbers = known
         target.add(row, stored, self._layout(layout), offset, digest, numbers)
@@ -178,7 +203,7 @@ class CaptureFile:
         self._edges: dict[str, Edge] = {}
         self._sources: list[Source] = []
         self._layouts: dict[str, int] = {}
-        self._known: dict[tuple[str, str], tuple[Source, int, Statistics | None]] = {}
+        self._known: dict[tuple[str, str, str], tuple[Source, int, Statistics | None]] = {}
         attributes = self._file.attrs
         attributes["format"] = FORMAT
         attributes["format_version"] = FORMAT_VERSION
@@ -234,6 +259,31 @@ class CaptureFile:
             f"{self.committed_values} are in the file: open_capture(..., allow_incomplete=True) reads them. "
             "Make room, or capture less: include= takes globs over modules, calls= the calls to keep."
         )
+
+
+def _thinned(layout: Layout, one_in: int) -> Layout:
+    """Return the layout of a tensor of which one of so many elements is kept."""
+    if one_in == 1:
+        return replace(layout, starts=None)
+    layout = replace(layout, one_in=one_in)
+    is_sample = one_in != NOTHING and layout.starts is not None
+    if is_sample and not is_even(len(_places(layout)), layout.shape, one_in):
+        layout = replace(layout, starts=None)
+    return layout
+
+
+def _places(layout: Layout) -> Indices:
+    whole = layout.global_shape if layout.starts else None
+    return kept(layout.shape, layout.one_in or 1, starts=layout.starts, whole=whole)
+
+
+def _sample(tensor: torch.Tensor, layout: Layout) -> np.ndarray:
+    """Return the bytes of the elements that are kept."""
+    places = torch.from_numpy(_places(layout))
+    flat = tensor.reshape(-1)
+    if flat.element_size() == 1:  # float8 can't be indexed
+        return element_bytes(flat.view(torch.uint8)[places])
+    return element_bytes(flat[places])
 
 
 def _keep_metadata(file: h5py.File) -> None:

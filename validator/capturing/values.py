@@ -15,6 +15,8 @@ from urllib.parse import quote, unquote
 import torch
 from torch import nn
 
+from .compiled import seen_through
+
 __all__ = [
     "bind_arguments",
     "escape_part",
@@ -82,7 +84,7 @@ def bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     Surplus positional arguments get the names `args/0`, `args/1`, ...; keyword arguments that the
     signature collects in `**kwargs` keep their own names. Defaults that were not passed are left out.
     """
-    signature = inspect.signature(type(module).forward)
+    signature = inspect.signature(type(seen_through(module)).forward)
     positional = [
         p.name
         for p in list(signature.parameters.values())[1:]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .copies import HostCopy, Layout
+from .levels import Level
 from .store import CaptureFile
 
 __all__ = ["CaptureWriter"]
@@ -32,6 +33,7 @@ class CaptureWriter:
         capture_id: the same in all files of a capture, and in no other's.
         flush_interval_s: seconds between flushes: about so much a killed run can lose.
         queue_bytes: values that may wait before the run does.
+        level: how much of each tensor is kept.
 
     Attributes:
         values: tensors recorded so far.
@@ -46,9 +48,10 @@ class CaptureWriter:
         capture_id: str = "",
         flush_interval_s: float,
         queue_bytes: int = _QUEUE_BYTES,
+        level: Level = Level.FULL,
     ) -> None:
         self.values = 0
-        self._file = CaptureFile(path, rank=rank, world_size=world_size, capture_id=capture_id)
+        self._file = CaptureFile(path, rank=rank, world_size=world_size, capture_id=capture_id, level=level)
         self._flush_interval_s = flush_interval_s
         self._queue_bytes = queue_bytes
         self._jobs: deque[tuple[int, Callable[[], None]]] = deque()
@@ -71,6 +74,13 @@ class CaptureWriter:
         """Add a tensor to the edge whose group is at the path `edge`."""
         self.values += 1
         self._put(value.size_bytes, lambda: self._file.add_value(edge, row, value.wait(), value.layout))
+
+    def wait_for_room(self, waiting_bytes: int) -> None:
+        """Wait until at most so much is waiting to be written."""
+        with self._changed:
+            while self._waiting_bytes > waiting_bytes and self._error is None:
+                self._changed.wait()
+            self._raise_error()
 
     def put_hashes(
         self, edge: str, row: int, dtype: str, layout: Layout, digest: str, hashes: tuple[str, ...]

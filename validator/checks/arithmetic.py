@@ -11,10 +11,11 @@ one, since the last rounding to the storage format has its half ulp in the band 
 """
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -67,6 +68,19 @@ class Step:
     made: torch.dtype
 
 
+class CallLog(Protocol):
+    """Takes note of the operators that code calls."""
+
+    def calling(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Take note of an operator before it runs."""
+
+    def called(self, result: Any) -> None:
+        """Take note of what the operator returned."""
+
+    def became(self, target: ShadowTensor, source: ShadowTensor) -> None:
+        """Take note of a child that changed a tensor."""
+
+
 class Arithmetic:
     """Context in which torch code computes with `ShadowTensor`s.
 
@@ -76,6 +90,7 @@ class Arithmetic:
             float64 values and the dtype to report; by default its own.
         choose: gives the indices to go on with for a choice, by its name and the code's own indices, or None.
         tape: keeps the operations, where the code is to be replayed.
+        log: is told of every operator, or None.
 
     Attributes:
         constants: the numbers that the code gave to operators that round, in the order of their use.
@@ -88,18 +103,21 @@ class Arithmetic:
         lift: Callable[[Tensor], tuple[Tensor, torch.dtype]] | None = None,
         choose: Callable[[str, Tensor], Tensor | None] | None = None,
         tape: Tape | None = None,
+        log: CallLog | None = None,
     ) -> None:
         self.rounding = rounding
         self._selections = None if choose is None else Selections(choose)
         self.constants: list[Constant] = []
         self.steps: list[Step] = []
         self._tape = tape
+        self._log = log
         self._integers = Integers()
         self._written: dict[int, tuple[Tensor, ShadowTensor]] = {}
         self._lift = lift or (lambda tensor: (widened(tensor), tensor.dtype))
         self._position = 0
-        self._functions = Functions(self)
-        self._operators = Operators(self)
+        # A cycle would keep the tape, and with it float64 weights, until the garbage collector comes by.
+        self._functions = Functions(weakref.proxy(self))
+        self._operators = Operators(weakref.proxy(self))
 
     def __enter__(self) -> Self:
         self._functions.__enter__()  # type: ignore[no-untyped-call]
@@ -141,6 +159,8 @@ class Arithmetic:
 
         To be called while the arithmetic is suspended.
         """
+        if self._log is not None:
+            self._log.became(target, source)
         inputs = (target, source)
         operation = Become(
             name="become",
@@ -179,6 +199,14 @@ class Arithmetic:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one aten operator."""
+        if self._log is None:
+            return self._run(func, args, kwargs)
+        self._log.calling(func, args, kwargs)
+        made = self._run(func, args, kwargs)
+        self._log.called(made)
+        return made
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operator_name(func)
         if func._schema.is_mutable and name in RESHAPERS:
             raise NotImplementedError(f"{func} changes a tensor's shape in place")
@@ -227,8 +255,14 @@ class Arithmetic:
 
     def attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShadowTensor:
         """Compute `torch.nn.functional.scaled_dot_product_attention` as one operator."""
+        named = dict(zip(ATTENTION_ARGUMENTS, args, strict=False)) | kwargs
         with self._without_operators():
-            return self._attend(dict(zip(ATTENTION_ARGUMENTS, args, strict=False)) | kwargs)
+            if self._log is None:
+                return self._attend(named)
+            self._log.calling(torch.nn.functional.scaled_dot_product_attention, (), named)
+            made = self._attend(dict(named))
+            self._log.called(made)
+            return made
 
     @contextmanager
     def _without_operators(self) -> Iterator[None]:

@@ -11,9 +11,11 @@ from validator.align.traces import Trace, TraceCall, View
 from validator.checks.choices import judge_choice
 from validator.checks.explaining import Account, Explainer
 from validator.checks.findings import Arm, Check, Verdict
+from validator.checks.inside.culprit import Inside
 from validator.checks.judge import Assessment, Bench, judge_equal
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
 from validator.checks.observability import unobservable_in_code
+from validator.checks.padding import Real, real_of
 from validator.checks.places import judged_region
 from validator.checks.policy import Policy, is_alike
 from validator.checks.precision_search import Behind, PrecisionSearch
@@ -37,7 +39,7 @@ class EdgeJudge:
         trace, view: the candidate's run and whose copies are judged.
         policy: what rounding is allowed.
         bench: what is common to the run.
-        real: `[batch, tokens]` boolean, the positions that the attention mask calls real, or None for all.
+        real: the positions that the attention mask calls real, or None for all.
         said: what was said of the edges.
         explainer: judges edges under recipes.
     """
@@ -46,12 +48,13 @@ class EdgeJudge:
     view: View
     policy: Policy
     bench: Bench
-    real: Tensor | None = None
+    real: Real | None = None
     said: Recorder = field(init=False)
     explainer: Explainer = field(init=False)
     _search: PrecisionSearch = field(init=False)
     _resolutions: dict[Key, Resolution] = field(init=False, default_factory=dict)
     _behind: list[Recipe] = field(init=False, default_factory=list)
+    _inside: Inside | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.said = Recorder(trace=self.trace, view=self.view, bench=self.bench)
@@ -62,7 +65,7 @@ class EdgeJudge:
         """Judge every edge of a call's code, and tell whether its outputs were judged."""
         said = self.said
         before, found_before = len(said.gaps), len(said.findings)
-        self._resolutions, self._behind = {}, []
+        self._resolutions, self._behind, self._inside = {}, [], None
         for edge in code.edges:
             if edge.obstacle:
                 self.skip(code.call, edge.obstacle)
@@ -74,6 +77,10 @@ class EdgeJudge:
         if len(said.gaps) == before and len(said.findings) == found_before:
             said.unobservable += unobservable_in_code(code, self._resolutions, self.view)
         return len(said.gaps) == before and any(edge.into is None for edge in code.edges)
+
+    def real_of(self, call: TraceCall) -> Tensor | None:
+        """Return `[batch, tokens]` boolean, the positions of a call that are judged, or None for all."""
+        return real_of(call, self.real)
 
     def skip(self, call: TraceCall, why: str) -> None:
         """Keep that a call's code was judged by no check."""
@@ -105,10 +112,12 @@ class EdgeJudge:
     def _judge_edge(self, code: Code, edge: CodeEdge, narrow_terms: tuple[Behind, Tensor] | None) -> None:
         check = _check(code, edge)
         cand = edge.cand
-        judged = self._judged(edge)
+        judged = self._judged(code, edge)
         if edge.depth == 0 or not cand.data.is_floating_point():
             assessment = judge_equal(exact=edge.exact, cand=cand.data, judged=judged, dims=cand.dims)
-            ruling = Ruling(check=check, assessment=assessment, verdict=_verdict(assessment), judged=judged)
+            verdict = _verdict(assessment)
+            op = None if verdict is None else self._op(code, edge)
+            ruling = Ruling(check=check, assessment=assessment, verdict=verdict, judged=judged, op=op)
             self.said.record(code, edge, ruling)
             return
         failed: tuple[Account, Recipe] | None = None
@@ -148,8 +157,20 @@ class EdgeJudge:
             band=account.band,
             recipe=recipe,
             judged=judged,
+            op=self._op(code, edge),
         )
         self.said.record(code, edge, ruling)
+
+    def _op(self, code: Code, edge: CodeEdge) -> str | None:
+        """Return the operator of a call's code that is behind an edge that diverges, where it can be told."""
+        if code.log is not None:
+            if self._inside is None:
+                real = self.real_of(code.call)
+                self._inside = Inside(code=code, explainer=self.explainer, view=self.view, real=real)
+            culprit = self._inside.culprit(edge, self._judged(code, edge))
+            if culprit is not None:
+                return culprit.op
+        return code.steps[0].op if len(code.steps) == 1 and edge.depth else None
 
     def _judge_terms(self, code: Code, edge: CodeEdge) -> tuple[Behind, Tensor] | None:
         """Judge what each rank gave to a sum over ranks.
@@ -158,7 +179,7 @@ class EdgeJudge:
             The undeclared recipe behind what some ranks gave, and the sum of what all gave; None where no
             such recipe is behind them, or does not explain them all.
         """
-        judged = self._judged(edge)
+        judged = self._judged(code, edge)
         recipe = self.policy.allowed[-1]
         alternatives = judge_terms(
             code,
@@ -244,12 +265,12 @@ class EdgeJudge:
             band=failed.band,
             recipe=behind.recipe,
             judged=judged,
-            op=behind.op,
+            op=behind.op if behind.op is not None or code.log is None else self._op(code, edge),
         )
         self.said.record(code, edge, ruling)
 
-    def _judged(self, edge: CodeEdge) -> Tensor | None:
-        return judged_region(edge.cand, self.real, self.view, self.trace.world_size)
+    def _judged(self, code: Code, edge: CodeEdge) -> Tensor | None:
+        return judged_region(edge.cand, self.real_of(code.call), self.view, self.trace.world_size)
 
 
 def _check(code: Code, edge: CodeEdge) -> Check:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from validator.align.traces import Trace
 from validator.capturing.records import RankCapture, TensorRef
+from validator.checks.padding import Real
 from validator.numerics.distributions import compare_logits
 from validator.numerics.formats import format_of
 from validator.numerics.positions import IGNORED_TARGET
@@ -16,13 +17,13 @@ from validator.numerics.positions import IGNORED_TARGET
 __all__ = ["end_to_end"]
 
 
-def end_to_end(*, ref: RankCapture, trace: Trace, real: Tensor | None) -> Mapping[str, Any] | None:
+def end_to_end(*, ref: RankCapture, trace: Trace, real: Real | None) -> Mapping[str, Any] | None:
     """Compare the logits of both runs, at the real positions of their first call.
 
     Args:
         ref: the reference's run.
         trace: the candidate's.
-        real: `[batch, tokens]` boolean, or None for all.
+        real: the positions to compare, or None for all.
 
     Returns:
         The figures of `numerics.distributions` by name, with `logit_sigma`, the noise of a logit that the
@@ -40,8 +41,9 @@ def end_to_end(*, ref: RankCapture, trace: Trace, real: Tensor | None) -> Mappin
     reference, candidate = theirs.read(), edge.read(trace.views[0]).data
     batch, tokens, vocabulary = candidate.shape
     chosen = torch.ones(batch, tokens, dtype=torch.bool)
-    if real is not None and real.shape == chosen.shape:
-        chosen = real
+    given = None if real is None else real.get(("", 0))
+    if given is not None and given.shape == chosen.shape:
+        chosen = given
     targets = _next_tokens(ours.inputs.get("input_ids"), chosen, vocabulary)
     reference, candidate = reference[chosen], candidate[chosen]
     sigma = _typical_noise(reference, candidate)

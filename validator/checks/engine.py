@@ -1,14 +1,13 @@
 """All checks of a run, in DESIGN.md's order, rolled up to one outcome."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from validator.align.traces import Edge, Trace
-from validator.capturing.records import RankCapture, TensorRef
+from validator.align.traces import Edge, Trace, TraceCall
 from validator.checks.edges import EdgeJudge
 from validator.checks.findings import (
     Check,
@@ -21,6 +20,7 @@ from validator.checks.findings import (
 )
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code
+from validator.checks.padding import Real
 from validator.checks.parameters import check_parameters
 from validator.checks.policy import Policy
 from validator.checks.replicas import check_replicas
@@ -29,9 +29,16 @@ from validator.checks.views import merge_views, mixed_outputs
 from validator.checks.walk import walk
 from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 
-__all__ = ["policy_of", "real_positions", "roll_up", "run_checks"]
+__all__ = ["elements_of", "policy_of", "roll_up", "run_checks"]
 
 _Reason = TypeVar("_Reason", Unchecked, Unobservable)
+
+
+class _Everything:
+    """Holds every module."""
+
+    def __contains__(self, module: object) -> bool:
+        return True
 
 
 def policy_of(declared: Recipe | None) -> Policy:
@@ -65,7 +72,9 @@ def run_checks(
     trace: Trace,
     run: Callable[[nn.Module], Any],
     policy: Policy,
-    real: Tensor | None = None,
+    real: Real | None = None,
+    scope: Container[str] | None = None,
+    elements: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Judge a candidate's run against the reference.
@@ -75,13 +84,18 @@ def run_checks(
         trace: the candidate's run in the reference's names.
         run: feeds the model, as the target says.
         policy: what rounding is allowed.
-        real: `[batch, tokens]` boolean, the positions to judge, or None for all.
+        real: the positions to judge, or None for all.
+        scope: modules whose code is judged, and is missed where it is not; the values of others that the
+            trace holds are theirs to be built on. None for every module.
+        elements: how many elements are judged in the whole run, of which this may be a part; None for those
+            of the trace.
         progress: told how many calls are judged, of how many.
 
     Returns:
         The outcome; its metadata, end-to-end figures and reasons of the capture are the caller's to add.
     """
-    bench = Bench(elements=_elements(trace))
+    bench = Bench(elements=elements or elements_of(trace))
+    is_judged = _Everything() if scope is None else scope
     judges: list[EdgeJudge] = []
     gaps: list[str] = []
     alone: list[str] = []
@@ -97,17 +111,22 @@ def run_checks(
 
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
             nonlocal done
-            if edge_judge.judge(code):
+            if code.call.module in is_judged and edge_judge.judge(code):
                 covered.update((code.call.module, *code.inlined))
                 through.update(code.inlined)
             done += 1
             if progress is not None:
                 progress(min(done, total), total)
 
-        written = walk(
-            reference=reference, trace=trace, view=view, run=run, judge=judge, skip=edge_judge.skip
-        )
+        def skip(call: TraceCall, why: str, edge_judge: EdgeJudge = edge_judge) -> None:
+            if call.module in is_judged:
+                edge_judge.skip(call, why)
+
+        written = walk(reference=reference, trace=trace, view=view, run=run, judge=judge, skip=skip)
         rows, found, missing = check_parameters(reference=reference, trace=trace, view=view, written=written)
+        rows = [row for row in rows if row.module in is_judged]
+        found = [finding for finding in found if finding.module in is_judged]
+        missing = [item for item in missing if item.module in is_judged]
         said = edge_judge.said
         judges.append(edge_judge)
         judgements.append(rows + said.judgements)
@@ -117,7 +136,9 @@ def run_checks(
         gaps += [gap.module or "the model itself" for gap in said.gaps]
         unobservable += said.unobservable
     # What a caller was judged through needs no row of its own: the caller's says so.
-    unchecked[:0] = [Unchecked(module=m, why=why) for m, why in trace.problems if m not in through]
+    unchecked[:0] = [
+        Unchecked(module=m, why=why) for m, why in trace.problems if m in is_judged and m not in through
+    ]
     mixed = mixed_outputs(trace, judges)
     merged_findings = merge_views(findings, trace.views, mixed)
     merged_judgements = merge_views(judgements, trace.views, mixed)
@@ -126,7 +147,7 @@ def run_checks(
     )
     merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
     merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
-    unchecked += _silent(reference, trace, covered)
+    unchecked += [item for item in _silent(reference, trace, covered) if item.module in is_judged]
     unobservable += unexercised(reference, trace, trace.views[0])
     outcome = Outcome(
         verdict=Verdict.ALIGNED,
@@ -134,9 +155,9 @@ def run_checks(
         judgements=tuple(merged_judgements),
         unchecked=_unique(unchecked),
         unobservable=_unique(unobservable),
-        notes=_notes(trace),
+        notes=_notes(trace, is_judged),
     )
-    return roll_up(outcome, reasons=_gaps(reference, trace, outcome, covered, gaps, alone))
+    return roll_up(outcome, reasons=_gaps(reference, trace, outcome, covered, gaps, alone, is_judged))
 
 
 def roll_up(outcome: Outcome, reasons: Sequence[str] = ()) -> Outcome:
@@ -166,6 +187,7 @@ def _gaps(
     covered: set[str],
     gaps: Sequence[str],
     alone: Sequence[str],
+    is_judged: Container[str],
 ) -> list[str]:
     """Return what nothing was said of, although the verdict would need it."""
     reasons = []
@@ -177,6 +199,7 @@ def _gaps(
         fqn
         for fqn, module in reference.named_modules()
         if fqn not in missing and fqn not in covered and fqn in fired and _bears_parameters(module)
+        if fqn in is_judged
     ]
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -190,7 +213,7 @@ def _gaps(
         for j in outcome.judgements
         if not j.module and j.into is None and j.check in (Check.WIRING, Check.FUNCTION, Check.EXACT)
     ]
-    if not judged_outputs:
+    if not judged_outputs and "" in is_judged:
         reasons.append("the model's output was judged by no check")
     return reasons
 
@@ -208,31 +231,18 @@ def _bears_parameters(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
-def real_positions(ref: RankCapture) -> Tensor | None:
-    """Return `[batch, tokens]` boolean: the positions that the attention mask calls real, or None for all.
-
-    Args:
-        ref: the reference's run. The mask is the one that the model itself was given.
-    """
-    root = next((call for call in ref.calls if call.parent is None), None)
-    given = None if root is None else root.inputs.get("attention_mask")
-    if not isinstance(given, TensorRef) or len(given.meta.shape) != 2:
-        return None
-    mask = given.read().to(torch.bool)
-    return None if bool(mask.all()) else mask
-
-
-def _elements(trace: Trace) -> int:
+def elements_of(trace: Trace) -> int:
+    """Return how many elements are judged in a run."""
     edges: Iterable[Edge] = (
         edge for call in trace.calls.values() for edge in (*call.inputs.values(), *call.outputs.values())
     )
     return sum(torch.Size(edge.shape).numel() for edge in edges)
 
 
-def _notes(trace: Trace) -> tuple[str, ...]:
+def _notes(trace: Trace, is_judged: Container[str]) -> tuple[str, ...]:
     notes = []
     for names, side, other in (
-        (trace.unmatched_reference, "reference", "candidate"),
+        ([name for name in trace.unmatched_reference if name in is_judged], "reference", "candidate"),
         (trace.unmatched_candidate, "candidate", "reference"),
     ):
         if names:

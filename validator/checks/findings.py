@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from validator.align.traces import StepTokens
+
 __all__ = [
     "Arm",
     "Check",
@@ -99,7 +101,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An edge that rounding can't explain, in the JSON schema's words (DESIGN.md)."""
+    """An edge that rounding can't explain, in the JSON schema's words (DESIGN.md).
+
+    Attributes:
+        step: where several steps were judged as one call, that in which the first element outside is.
+    """
 
     module: str
     candidate_module: str
@@ -117,6 +123,7 @@ class Finding:
     recipe: str | None = None
     signature: Signature | None = None
     order: int = 0
+    step: StepTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from validator.align.traces import LogicalTensor
 from validator.capturing.values import rebuild
 from validator.checks.arithmetic import Arithmetic
+from validator.checks.inside.log import OperatorLog
 from validator.checks.module_code import CodeEdge
 from validator.checks.shadow import ShadowTensor, widened
 from validator.checks.substitution import Compared
@@ -100,6 +101,7 @@ class Frame:
         inlined: fqns of children that are part of this code.
         known: what children returned in an earlier attempt at this code.
         shown: names of choices by the edge that shows them: module and number of a call, and path.
+        log: keeps the operators that it calls, where these are wanted.
         is_plain: the code runs outside of the arithmetic, since it can't run in float64.
     """
 
@@ -110,6 +112,7 @@ class Frame:
     inlined: list[str] = field(default_factory=list)
     known: Sequence[Returned] = ()
     shown: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    log: OperatorLog | None = None
     is_plain: bool = False
 
     def known_return(self, fqn: str) -> Returned | None:

@@ -5,7 +5,7 @@ Shape legend: * = the edge's shape.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
 
@@ -14,6 +14,9 @@ from validator.checks.arithmetic import Step
 from validator.checks.roundings import Constant
 from validator.numerics.bands import Noise
 from validator.numerics.recipes import Recipe
+
+if TYPE_CHECKING:
+    from validator.checks.inside.log import OperatorLog
 
 __all__ = ["ALTERATION", "Code", "CodeChoice", "CodeEdge", "Key", "ReplaysOf", "Spread"]
 
@@ -141,6 +144,7 @@ class Code:
         constants: the numbers in the code (an epsilon, a scale).
         steps: the operators in the code that round.
         replays: runs the code again; None for a run's inputs, which no code made.
+        log: its operators, where they are to be looked into.
     """
 
     call: TraceCall
@@ -152,3 +156,4 @@ class Code:
     constants: tuple[Constant, ...]
     steps: tuple[Step, ...] = ()
     replays: ReplaysOf | None
+    log: "OperatorLog | None" = None

@@ -1,7 +1,7 @@
 """The parameter check: the candidate's parameters and buffers against the reference's, rounded once."""
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from validator.align.traces import Edge, LogicalTensor, Part, Trace, View
-from validator.capturing.digest import row_hashes
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Signature, Unchecked, Verdict
 from validator.checks.judge import judge_equal
 from validator.checks.layouts import parameter_layout
 from validator.checks.places import judged_region, places, single_rank
 from validator.checks.signatures import parameter_signature
+from validator.checks.stored_rows import differing_rows, rounded_to
 from validator.checks.summary import summarise
 from validator.errors import CaptureError, ValidatorError
 from validator.numerics.formats import format_of
-from validator.numerics.rounding import round_nearest
 from validator.numerics.ulp import ulp
 
 __all__ = ["check_parameters"]
@@ -29,9 +28,6 @@ COMPUTED_ULP = 16.0
 A rotary frequency is `base^-(2i/d)`: the exponent's rounding is amplified by `ln(base)`, 14 for a base
 of 1e6, and `pow` itself is good to an ulp or two on every device.
 """
-
-BLOCK = 1 << 22
-"""So many elements at a time are rounded to be hashed."""
 
 
 def check_parameters(
@@ -126,7 +122,7 @@ def _compare(
         return _compare_rows(name, reference, edge, edge.row_hashes(view), trace, view)
     except ValidatorError as error:
         return f"{leaf} is not compared: {error}"
-    exact = _rounded(reference, logical.data.dtype)
+    exact = rounded_to(reference, logical.data.dtype)
     judged = judged_region(logical, None, view, trace.world_size)
     assessment = judge_equal(exact=exact, cand=logical.data, judged=judged, dims=logical.dims)
     if assessment.arm is None or (is_computed and _is_close(reference, logical.data)):
@@ -159,7 +155,7 @@ def _fused_layout(name: str, tensors: dict[str, Tensor], trace: Trace, view: Vie
         held = [trace.parameters[part].read(view).data for part in parts]
     except ValidatorError:
         return None
-    references = [_rounded(tensors[part].detach(), held[0].dtype).to(torch.float64) for part in parts]
+    references = [rounded_to(tensors[part].detach(), held[0].dtype).to(torch.float64) for part in parts]
     if any(
         a.shape != b.shape or a.shape[1:] != held[0].shape[1:] for a, b in zip(references, held, strict=True)
     ):
@@ -174,14 +170,7 @@ def _compare_rows(
     name: str, reference: Tensor, edge: Edge, hashes: Sequence[str], trace: Trace, view: View
 ) -> _Comparison:
     """Compare the hashes of rows whose values are not stored."""
-    dtype: torch.dtype = getattr(torch, edge.dtype)
-    rows = reference.reshape(len(hashes), -1)
-    differing = []
-    step = max(1, BLOCK // max(1, rows.shape[1]))
-    for start in range(0, len(hashes), step):
-        exact, _ = row_hashes(_rounded(rows[start : start + step], dtype).to(dtype))
-        theirs = zip(exact, hashes[start : start + step], strict=True)
-        differing += [start + i for i, (ours, other) in enumerate(theirs) if ours != other]
+    differing = differing_rows(reference, edge.dtype, hashes)
     holders = {row: {part.rank for part in edge.parts if _has_row(part, row)} for row in differing}
     if len(view.ranks) < trace.world_size:
         differing = [row for row in differing if holders[row] & set(view.ranks)]
@@ -261,12 +250,6 @@ def _in_module_order(reference: nn.Module, tensors: dict[str, Tensor]) -> dict[s
     return dict(sorted(tensors.items(), key=lambda item: place.get(item[0].rpartition(".")[0], len(place))))
 
 
-def _rounded(reference: Tensor, dtype: torch.dtype) -> Tensor:
-    if reference.is_floating_point() and dtype.is_floating_point:
-        return round_nearest(reference.to(torch.float64), format_of(dtype))
-    return reference
-
-
 def _is_close(reference: Tensor, cand: Tensor) -> bool:
     """Tell whether both may be roundings, to the candidate's format, of one value computed in float32."""
     if not (cand.is_floating_point() and reference.is_floating_point()):
@@ -277,9 +260,8 @@ def _is_close(reference: Tensor, cand: Tensor) -> bool:
     return bool((error <= allowed.nan_to_num(nan=math.inf)).all())
 
 
-def _others(tensors: dict[str, Tensor], name: str, like: Tensor) -> dict[str, Tensor]:
-    return {
-        other: _rounded(tensor.detach(), like.dtype).to(torch.float64)
-        for other, tensor in tensors.items()
-        if other != name and tensor.shape == like.shape
-    }
+def _others(tensors: dict[str, Tensor], name: str, like: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield one at a time, since all of them may be most of the model."""
+    for other, tensor in tensors.items():
+        if other != name and tensor.shape == like.shape:
+            yield other, rounded_to(tensor.detach(), like.dtype).to(torch.float64)

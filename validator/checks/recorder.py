@@ -17,6 +17,7 @@ from validator.checks.module_code import Code, CodeEdge
 from validator.checks.observability import undecided_on_edge, unobservable_on_edge
 from validator.checks.places import places, single_rank
 from validator.checks.resolution import Resolution
+from validator.checks.stepping import first_step
 from validator.checks.summary import summarise
 from validator.numerics.recipes import Recipe
 
@@ -149,6 +150,9 @@ class Recorder:
         if rank is None and edge.into is None:
             rank = rank_of(call, signature, self.trace)
         where = places(assessment.outside, edge.cand)
+        op = ruling.op
+        if assessment.constant is not None and (op is None or code.log is None):
+            op = assessment.constant.op
         return Finding(
             module=call.module,
             candidate_module=call.candidate_module,
@@ -160,11 +164,12 @@ class Recorder:
             verdict=verdict,
             arm=assessment.arm,
             recipe=None if recipe is None else recipe.name,
-            op=ruling.op if assessment.constant is None else assessment.constant.op,
+            op=op,
             where=where,
             signature=signature,
             evidence=assessment.evidence,
             order=edge.order,
+            step=first_step(call, assessment.outside, edge.cand, self.trace),
             summary=summarise(
                 module=call.module,
                 check=check,
@@ -173,7 +178,8 @@ class Recorder:
                 rank=rank,
                 arm=assessment.arm,
                 recipe=recipe if verdict is Verdict.UNDECLARED_PRECISION else None,
-                op=ruling.op,
+                op=op,
+                is_inside=code.log is not None,
                 evidence=assessment.evidence,
                 signature=signature,
                 where=where,

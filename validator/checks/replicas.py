@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from validator.align.traces import Edge, Trace, TraceCall, View
+from validator.capturing.levels import NOTHING
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
 from validator.sharding.plan import Box
 
@@ -77,6 +78,8 @@ def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Ju
 def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Finding:
     differing = edge.disagreeing if edge.odd_rank is None else (edge.odd_rank,)
     base = min(_holders(edge, differing[0]) - set(differing))
+    if edge.one_in == NOTHING:
+        return _unread(call, edge, differing, base)
     first = edge.read(View(ranks=(base,))).data
     other = edge.read(View(ranks=differing[:1]))
     differs = (first != other.data) & ~(first.isnan() & other.data.isnan())
@@ -115,6 +118,27 @@ def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Find
                 if rank is None or edge.odd_rank is not None
                 else f"; rank {rank} is further from the reference"
             )
+        ),
+    )
+
+
+def _unread(call: TraceCall, edge: Edge, differing: Sequence[int], base: int) -> Finding:
+    """Return the finding of copies whose values are not stored."""
+    return Finding(
+        module=call.module,
+        candidate_module=call.candidate_module,
+        check=Check.REPLICA,
+        path=edge.path,
+        call=call.n,
+        rank=edge.odd_rank,
+        verdict=Verdict.DIVERGENT,
+        arm=Arm.EXACT,
+        order=call.order,
+        evidence=Evidence(shape=edge.shape),
+        summary=(
+            f"{call.module or 'the model'}: the output should be the same on every rank, but by their "
+            f"checksums rank {', '.join(map(str, differing))} differs from rank {base}, although what went "
+            "in was the same"
         ),
     )
 

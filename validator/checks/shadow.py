@@ -10,6 +10,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from validator.errors import TargetError
+
 __all__ = ["ShadowTensor", "real_view", "widened"]
 
 
@@ -117,6 +119,9 @@ class ShadowTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        raise RuntimeError(f"{func} reached a shadow tensor outside of Arithmetic")
+        raise TargetError(
+            f"{func} worked on what the oracle computed, a cache say, between two calls of the model, as a "
+            "beam search does, which can't be followed: let run() generate greedily, one sequence a prompt"
+        )
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

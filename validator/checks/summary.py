@@ -23,6 +23,7 @@ def summarise(
     signature: Signature | None,
     where: Mapping[str, Any],
     op: str | None = None,
+    is_inside: bool = False,
 ) -> str:
     """Say in one sentence what is wrong where, and what it looks like."""
     name = module or "the model"
@@ -60,8 +61,9 @@ def summarise(
     spots = "; ".join(
         f"{kind} {_list(values)}" for kind, values in where.items() if values and arm is not Arm.GAIN
     )
+    inside = f"; {op} is the first operator inside that is wrong" if op is not None and is_inside else ""
     hint = "" if signature is None else f"; looks like {signature_words(signature)}"
-    return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{hint}"
+    return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{inside}{hint}"
 
 
 def _list(values: list[int]) -> str:

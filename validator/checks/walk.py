@@ -33,6 +33,7 @@ from validator.checks.arithmetic import Arithmetic
 from validator.checks.code_edges import code_choice, code_edge
 from validator.checks.following import Following
 from validator.checks.frames import Frame, Returned, Snapshot, returned
+from validator.checks.inside.log import OperatorLog
 from validator.checks.lift import Lift
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
 from validator.checks.operations import is_floating
@@ -66,6 +67,7 @@ def walk(
     judge: Callable[[Code], None],
     skip: Callable[[TraceCall, str], None],
     runs: int = RUNS,
+    looks_inside: Callable[[TraceCall], bool] = lambda call: bool(call.operators),
 ) -> frozenset[str]:
     """Run the reference in float64 on the candidate's values, and judge each call's code as it ends.
 
@@ -77,11 +79,12 @@ def walk(
         judge: called once a matched module call, innermost first.
         skip: called in place of `judge` for code that can't run in float64, with the reason.
         runs: stochastic runs behind a measured sigma.
+        looks_inside: tells of which calls the operators are to be kept with the code.
 
     Returns:
         Names of the buffers that the code writes as it runs.
     """
-    walker = _Walker(reference, trace, view, judge, skip, runs)
+    walker = _Walker(reference, trace, view, judge, skip, runs, looks_inside)
     buffers = dict(reference.named_buffers(remove_duplicate=False))
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     written: set[str] = set()
@@ -105,7 +108,9 @@ class _Walker:
         judge: Callable[[Code], None],
         skip: Callable[[TraceCall, str], None],
         runs: int,
+        looks_inside: Callable[[TraceCall], bool],
     ) -> None:
+        self._looks_inside = looks_inside
         self._reference = reference
         self._trace = trace
         self._view = view
@@ -215,7 +220,11 @@ class _Walker:
         parent.returned.append(known)
         if parent.is_plain:
             return self._as_plain(known.output)
-        return known.hand_over(arguments, parent.arithmetic)
+        handed = known.hand_over(arguments, parent.arithmetic)
+        if parent.log is not None:
+            for path, value in flatten(handed).items():
+                parent.log.name(value, f"{fqn.rpartition('.')[2]}_{path or 'output'}")
+        return handed
 
     def _child(
         self,
@@ -234,8 +243,11 @@ class _Walker:
         known: Sequence[Returned] = ()
         for _ in range(ATTEMPTS):
             tape = Tape()
-            arithmetic = Arithmetic(Rounding.none(), self._lift, following, tape)
-            frame = Frame(arithmetic=arithmetic, tape=tape, known=known)
+            log = OperatorLog(lift=self._lift) if self._looks_inside(call) else None
+            arithmetic = Arithmetic(Rounding.none(), self._lift, following, tape, log)
+            frame = Frame(arithmetic=arithmetic, tape=tape, known=known, log=log)
+            if log is not None:
+                self._name_given(log, module, args, kwargs)
             try:
                 output = self._execute(frame, call.module, original, args, kwargs)
             except ValidatorError:
@@ -262,6 +274,15 @@ class _Walker:
         arguments = flatten_arguments(module, args, kwargs)
         return returned(call.module, substituted_output(output, made), outputs, arguments, given)
 
+    def _name_given(
+        self, log: OperatorLog, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Tell a log what the tensors are called that code is given, and its parameters."""
+        for path, value in flatten_arguments(module, args, kwargs).items():
+            log.name(value, path)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            log.name(tensor, name)
+
     def _code(self, call: TraceCall, module: nn.Module, frame: Frame) -> Code:
         choices = tuple([self._choice(x) for x in frame.arithmetic.choices if x.is_followed])
         # Groups that were chosen before decide what there was to choose from: the same in every replay.
@@ -276,6 +297,7 @@ class _Walker:
             constants=tuple(frame.arithmetic.constants),
             steps=tuple(frame.arithmetic.steps),
             replays=Replays(tape=frame.tape, edges=frame.edges, choices=choices, runs=self._runs),
+            log=frame.log,
         )
 
     def _unjudged(
@@ -338,6 +360,8 @@ class _Walker:
             # A parameter that is handed on as it is has the values that the oracle computes with.
             value = frame.arithmetic.shadow(value)
             frame.tape.mark(key, value)
+            if frame.log is not None:
+                frame.log.mark(key, value)
         return code_edge(key, into, value, cand, self._order, frame.arithmetic)
 
     def _choice(self, choice: Choice) -> CodeChoice:

@@ -10,6 +10,7 @@ from validator.commands.options import (
     Dtype,
     Exclude,
     Include,
+    LevelName,
     Nproc,
     Plant,
     RecipeName,
@@ -53,6 +54,7 @@ def capture(
             "measured by K stochastic runs (8 to 16), so that compare can judge.",
         ),
     ] = None,
+    level: LevelName = "full",
     plant: Plant = None,
 ) -> None:
     """Run one side of a target and store it."""
@@ -76,6 +78,7 @@ def capture(
                 timeout_s=timeout,
                 recipe=recipe,
                 noise=noise,
+                level=level,
                 plant=plant,
             )
     write_stdout(f"{path}\n")

@@ -11,6 +11,7 @@ from validator.commands.options import (
     Exclude,
     Include,
     JsonFile,
+    LevelName,
     Nproc,
     Plant,
     RecipeName,
@@ -45,7 +46,14 @@ def check(
         Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the candidate's capture here.")
     ] = None,
     timeout: Timeout = None,
+    level: LevelName = "full",
     plant: Plant = None,
+    repro: Annotated[
+        Path | None,
+        typer.Option(
+            "--repro", metavar="FOLDER", help="Write a script that shows the first fault with torch alone."
+        ),
+    ] = None,
 ) -> None:
     """Judge every edge of the candidate against the float64 oracle.
 
@@ -71,7 +79,9 @@ def check(
                 capture=capture,
                 keep=keep,
                 timeout_s=timeout,
+                level=level,
                 plant=plant,
+                repro=repro,
                 progress=progress,
             )
         if json_path is not None:

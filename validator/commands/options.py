@@ -10,6 +10,7 @@ __all__ = [
     "Exclude",
     "Include",
     "JsonFile",
+    "LevelName",
     "Nproc",
     "Plant",
     "RecipeName",
@@ -40,6 +41,14 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         "--recipe", metavar="R", help="What the device may round: fused, eager, tf32, bf16-partials, ..."
+    ),
+]
+LevelName = Annotated[
+    str,
+    typer.Option(
+        "--level",
+        metavar="LEVEL",
+        help="How much of each tensor of the candidate is kept: full, sample (about 1%) or stats.",
     ),
 ]
 Plant = Annotated[

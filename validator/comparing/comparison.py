@@ -16,17 +16,18 @@ from validator.capturing.manifest import ProofStatus
 from validator.capturing.noise import Noise
 from validator.capturing.reader import Capture
 from validator.capturing.records import Parameter, RankCapture, TensorRef
-from validator.checks.engine import real_positions
-from validator.checks.findings import Arm, Evidence, Finding, Verdict
+from validator.checks.findings import Finding, Verdict
+from validator.checks.padding import real_of, real_positions
 from validator.comparing.cards import judge_cards
 from validator.comparing.figures import are_identical, figures
-from validator.comparing.findings import open_questions, pair_finding, passed_over
-from validator.comparing.records import Comparison, Figures, Pair
+from validator.comparing.findings import open_questions, pair_finding, passed_over, thin_notes, thin_reasons
+from validator.comparing.records import Comparison, Pair
 from validator.comparing.sides import traces, unmatched
+from validator.comparing.thinned import Measured, is_thin, measure_hashes, measure_thin
 from validator.comparing.verdicts import Verdicts
 from validator.errors import CaptureError, MismatchError
 
-__all__ = ["NO_NOISE", "compare_captures"]
+__all__ = ["NO_NOISE", "compare_captures", "compare_trace", "judge_trace"]
 
 NO_NOISE = "the reference capture holds no propagated noise, so nothing says what rounding explains"
 
@@ -61,6 +62,8 @@ def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
         for side, capture in (("reference", ref), ("candidate", cand))
         if capture.manifest.proof.status is ProofStatus.CHANGED
     ]
+    why += thin_reasons(ref, cand)
+    notes += thin_notes(ref, cand)
     if ref.manifest.noise is not None:
         why += open_questions(pairs)
         notes += passed_over(pairs)
@@ -76,6 +79,33 @@ def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
         cards=judge_cards(ref, cand),
         why_inconclusive=tuple(why),
     )
+
+
+def compare_trace(*, ref: RankCapture, trace: Trace, noise: Noise | None) -> tuple[Pair, ...]:
+    """Compare a candidate's run, in the reference's names, with the reference's capture.
+
+    Args:
+        ref: the reference's capture.
+        trace: the candidate's run.
+        noise: how the noise in the reference's capture was measured, or None where it holds none.
+
+    Raises:
+        CaptureError: a file is damaged.
+    """
+    return tuple(_Comparer(ref, trace, None, noise).pairs())
+
+
+def judge_trace(
+    *, ref: RankCapture, trace: Trace, noise: Noise | None
+) -> tuple[tuple[Pair, ...], tuple[Finding, ...], tuple[str, ...]]:
+    """Compare and judge the tensors at the calls of a candidate's run, as `compare_trace` does.
+
+    Returns:
+        The pairs, the findings among them, and what could not be compared. Parameters are not looked at.
+    """
+    comparer = _Comparer(ref, replace(trace, parameters={}), None, noise)
+    pairs = tuple(comparer.pairs())
+    return pairs, tuple(comparer.findings), tuple(comparer.missed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +125,6 @@ class _Job:
     parameter: Parameter | None = None
 
 
-_Measured = tuple[Figures, tuple[Arm | None, Evidence] | None]
-
-
 class _Comparer:
     """Compares a trace with the reference's capture; equal pairs of bits are measured once."""
 
@@ -108,21 +135,22 @@ class _Comparer:
         self._trace = trace
         self._rank = rank
         self._jobs = list(self._all_jobs())
-        self._verdicts = None
+        self._verdicts: Verdicts | None = None
+        self._real = real_positions(ref)
         if noise is not None:
             elements = sum(prod(job.edge.shape) for job in self._jobs if job.ref.noise is not None)
-            self._verdicts = Verdicts(ref, noise, elements=elements, real=real_positions(ref))
+            self._verdicts = Verdicts(ref, noise, elements=elements, tensors=len(self._jobs))
 
     def pairs(self) -> Iterator[Pair]:
         """Yield the pairs in execution order, parameters first."""
-        measured: dict[tuple[object, ...], Future[_Measured]] = {}
+        measured: dict[tuple[object, ...], Future[Measured]] = {}
         with ThreadPoolExecutor(max_workers=_THREADS) as threads:
             for job in self._jobs:
-                if _identity(job) not in measured:
-                    measured[_identity(job)] = threads.submit(self._measure, job)
+                if self._identity(job) not in measured:
+                    measured[self._identity(job)] = threads.submit(self._measure, job)
             try:
                 for job in self._jobs:
-                    yield from self._pair(job, measured[_identity(job)])
+                    yield from self._pair(job, measured[self._identity(job)])
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise
@@ -148,20 +176,35 @@ class _Comparer:
     def _views(self, edge: Edge) -> tuple[View, ...]:
         return self._trace.views if edge.disagreeing else self._trace.views[:1]
 
-    def _measure(self, job: _Job) -> _Measured:
+    def _identity(self, job: _Job) -> tuple[object, ...]:
+        """Return what decides the figures and the verdict of a pair."""
+        # Calls of the model may have other padding.
+        root = None if self._real is None or job.call is None else job.call.root
+        return (*_identity(job), root)
+
+    def _measure(self, job: _Job) -> Measured:
+        is_hashed = job.parameter is not None and (job.parameter.row_hashes or job.edge.row_hashes)
+        if is_hashed and job.parameter is not None and not are_identical(job.ref, job.edge):
+            return measure_hashes(job.parameter, job.edge, job.view)
+        verdicts = self._verdicts
+        if verdicts is not None and job.call is not None:
+            verdicts = verdicts.among(real_of(job.call, self._real))
+        if is_thin(job.ref, job.edge) and not are_identical(job.ref, job.edge):
+            return measure_thin(job.ref, job.edge, job.view, verdicts)
         judge = None
-        if self._verdicts is not None and not are_identical(job.ref, job.edge):
-            judge = self._verdicts.judge(job.ref, job.edge)
+        if verdicts is not None and not are_identical(job.ref, job.edge):
+            judge = verdicts.judge(job.ref, job.edge)
         if judge is None:
             return figures(ref=job.ref, cand=job.edge, view=job.view), None
-        return figures(ref=job.ref, cand=job.edge, view=job.view, also=judge.add), judge.result()
+        return figures(ref=job.ref, cand=job.edge, view=job.view, also=judge.add), (*judge.result(), "")
 
-    def _pair(self, job: _Job, future: Future[_Measured]) -> Iterator[Pair]:
+    def _pair(self, job: _Job, future: Future[Measured]) -> Iterator[Pair]:
         edge, call = job.edge, job.call
         try:
             made, judged = future.result()
         except CaptureError as error:
-            if job.parameter is None or job.parameter.row_hashes is None:
+            is_hashed = job.parameter is not None and (job.parameter.row_hashes or edge.row_hashes)
+            if not is_hashed and not is_thin(job.ref, edge):
                 raise
             self.missed.append(str(error))
             return
@@ -186,7 +229,8 @@ class _Comparer:
         if job.parameter is not None:
             said = self._verdicts.of_parameter(job.parameter, differs=pair.differs)
         else:
-            said = self._verdicts.of_edge(job.ref, edge, judged, moment=job.moment, differs=pair.differs)
+            is_other = pair.differs or (not made.metrics.compared and not are_identical(job.ref, edge))
+            said = self._verdicts.of_edge(job.ref, edge, judged, moment=job.moment, differs=is_other)
         if said.verdict is Verdict.DIVERGENT:
             parent = None if call is None or call.parent is None else self._trace.calls.get(call.parent)
             self.findings.append(pair_finding(pair, said, caller=parent, order=job.moment))

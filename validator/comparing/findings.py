@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from validator.align.traces import TraceCall
+from validator.capturing.levels import COARSEST, Level
+from validator.capturing.reader import Capture
 from validator.checks.findings import Arm, Check, Evidence, Finding, Verdict
 from validator.comparing.records import Gap, Pair, PairVerdict
 
-__all__ = ["open_questions", "pair_finding", "passed_over"]
+__all__ = ["open_questions", "pair_finding", "passed_over", "thin_notes", "thin_reasons"]
 
 
 def pair_finding(pair: Pair, said: PairVerdict, *, caller: TraceCall | None, order: int) -> Finding:
@@ -46,7 +48,7 @@ def pair_finding(pair: Pair, said: PairVerdict, *, caller: TraceCall | None, ord
         arm=said.arm,
         evidence=evidence,
         order=order,
-        summary=_summary(module, pair, into, said.arm, evidence),
+        summary=_summary(module, pair, into, said.arm, evidence, said.note),
     )
 
 
@@ -70,6 +72,27 @@ def open_questions(pairs: Sequence[Pair]) -> list[str]:
     return why
 
 
+def thin_reasons(ref: Capture, cand: Capture) -> list[str]:
+    """Return why an absence of findings proves nothing, where little was kept of the tensors."""
+    sides = (("reference", ref), ("candidate", cand))
+    return [
+        f"only statistics of the {side}'s tensors were kept: they show large faults and NaN, and prove "
+        "nothing"
+        for side, capture in sides
+        if capture.manifest.level is Level.STATS
+    ]
+
+
+def thin_notes(*captures: Capture) -> list[str]:
+    """Say what share of the tensors was looked at."""
+    if all(capture.manifest.level is not Level.SAMPLE for capture in captures):
+        return []
+    return [
+        f"sampled: of large tensors one element in up to {COARSEST} was looked at, and judged by what "
+        "rounding carries there through the whole model: a fault that is rarer, or smaller, passes unseen"
+    ]
+
+
 def passed_over(pairs: Sequence[Pair]) -> list[str]:
     """Say what was judged by nothing, and need not be."""
     gaps = Counter(pair.judged.gap for pair in pairs if pair.judged is not None)
@@ -80,7 +103,7 @@ def passed_over(pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def _summary(module: str, pair: Pair, into: str | None, arm: Arm, evidence: Evidence) -> str:
+def _summary(module: str, pair: Pair, into: str | None, arm: Arm, evidence: Evidence, note: str) -> str:
     name, what = module or "the model", pair.path.rpartition(".")[2]
     if pair.side == "parameter":
         subject = f"{name}: parameter {what}"
@@ -88,6 +111,11 @@ def _summary(module: str, pair: Pair, into: str | None, arm: Arm, evidence: Evid
         subject = f"{name}: what goes into {into}"
     else:
         subject = f"{name}: the {' '.join(filter(None, (pair.side, what)))}"
+    if note and arm is Arm.CLASS:
+        return f"{subject}: {note}, which the reference has not, where no rounding overflows"
+    if note:
+        times = f"{evidence.max_over_band or 0.0:.3g}"
+        return f"{subject}: {note}, {times} times as far as rounding carries it"
     share = f"{evidence.outside} of {evidence.elements} elements"
     if arm is Arm.EXACT:
         return f"{subject} differs in {share}, and no rounding reaches it"

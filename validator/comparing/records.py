@@ -52,11 +52,12 @@ class Gap(StrEnum):
     COMPUTED = "a buffer that each side computes for itself"
     NO_NOISE = "no noise is known of it"
     COARSER = "it has fewer bits than the candidate that the noise is of"
+    STATISTICS = "only statistics of it were kept, which prove little"
 
     @property
     def is_open(self) -> bool:
         """Whether nothing else stands in for the verdict, so that the run's is inconclusive."""
-        return self in (Gap.NO_NOISE, Gap.COARSER)
+        return self in (Gap.NO_NOISE, Gap.COARSER, Gap.STATISTICS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +70,14 @@ class PairVerdict:
         gap: why it is `unchecked`.
         arm: the rule that fired.
         evidence: the figures, where the elements were judged.
+        note: what is off, where statistics were judged.
     """
 
     verdict: Verdict
     gap: Gap | None = None
     arm: Arm | None = None
     evidence: Evidence | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

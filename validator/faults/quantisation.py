@@ -8,13 +8,14 @@ Shape legend: N = rows (outputs), K = columns (inputs).
 """
 
 import torch
+from torch import Tensor
 
 from validator.errors import UsageError
 from validator.faults.common import ATTENTION, LAYER, MLP
 from validator.faults.decoder import Decoder, local
 from validator.faults.fault import Fault
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "split_nibbles"]
 
 _GROUP = 16
 _NIBBLES = 32
@@ -39,9 +40,14 @@ def _q_group_order(decoder: Decoder, *, layer: int) -> None:
 def _q_nibble_order(decoder: Decoder, *, layer: int) -> None:
     """Unpack the two halves of a byte as neighbours, though they were packed half a group apart."""
     weight_NK = local(decoder.layer(layer).mlp.up_proj.weight)
+    weight_NK.copy_(split_nibbles(weight_NK))
+
+
+def split_nibbles(weight_NK: Tensor) -> Tensor:
+    """Return the weight of an up projection as it is with halves of bytes taken for neighbours."""
     _demand_multiple("up_proj", weight_NK.shape[1], _NIBBLES)
-    halves = weight_NK.unflatten(1, (-1, 2, _NIBBLES // 2))
-    weight_NK.copy_(halves.mT.flatten(1))
+    halves: Tensor = weight_NK.unflatten(1, (-1, 2, _NIBBLES // 2))
+    return halves.mT.flatten(1)
 
 
 def _q_scale_transposed(decoder: Decoder, *, layer: int) -> None:

@@ -43,6 +43,9 @@ class Recipe:
             `contractions.FACTORS`. Where tensors can be stored in it, the products may be rounded to it too.
         fp8: whether products of two matrices may run in float8_e4m3fn with block scales.
         flush_subnormals: whether results below 2^-126 may become 0.
+        weights: format in which weights that are held as codes enter products, or `"storage"` for that of the
+            candidate's other weights, which most kernels dequantise to. Where scales are applied to what the
+            codes add up to, it is float32.
 
     Raises:
         UsageError: a field's value is not legal, or contradicts another's.
@@ -61,9 +64,10 @@ class Recipe:
     factors: str = "float32"
     fp8: bool = False
     flush_subnormals: bool = False
+    weights: str = "storage"
 
     def __post_init__(self) -> None:
-        for field_name in ("inner", "reduce"):
+        for field_name in ("inner", "reduce", "weights"):
             demand_one_of(self, field_name, (*FLOATS, "storage"))
         for field_name in ("operators", "sums", "accumulate", "partials"):
             demand_one_of(self, field_name, FLOATS)
@@ -126,6 +130,8 @@ _NOT_WITH_FP8 = ("factors", "split_k", "partials")
 def _looseness(field_name: str, recipe: Recipe) -> float:
     """Return a number that grows with what a field allows."""
     value = getattr(recipe, field_name)
+    if field_name == "weights":
+        return 0.0  # it says what the values are, not how they are rounded
     if field_name == "accumulator_bits":
         return -float(value if value is not None else FORMATS["float64"].precision)
     if field_name == "factors":

@@ -3,7 +3,7 @@
 Shape legend: * = the parameter's shape.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,21 +17,21 @@ __all__ = ["parameter_signature"]
 
 
 def parameter_signature(
-    *, reference: Tensor, candidate: Tensor, others: Callable[[], dict[str, Tensor]]
+    *, reference: Tensor, candidate: Tensor, others: Callable[[], Iterable[tuple[str, Tensor]]]
 ) -> Signature | None:
     """Say how a parameter came to differ.
 
     Args:
         reference: `[*]` float64, rounded to the candidate's format.
         candidate: `[*]` float64.
-        others: the reference's other parameters of this shape by name, in float64.
+        others: the reference's other parameters of this shape with their names, in float64.
 
     Returns:
         `other_parameter` (with its `name`), `permutation` (of rows or columns, with the `dim` and whether
         it moves whole `blocks`, and, of a layout that is known, what it `is` and `should_be`), `factor` (of
         the differing rows), or None.
     """
-    for name, other in others().items():
+    for name, other in others():
         if torch.equal(other, candidate):
             return Signature(kind="other_parameter", parameters={"name": name}, residual_ulp=0.0)
     for dim in range(min(candidate.dim(), 2)):

@@ -1,0 +1,53 @@
+"""Faults of a decode loop are named at their edge, in the step and at the positions where they begin."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import validator
+from tests.decoding.runs import generated, judge, pair
+from validator.capturing.session import capture_run
+from validator.checks.findings import Check, Verdict
+from validator.faults import parse
+
+
+def test_a_loop_that_restarts_positions_is_found_at_the_model_s_input() -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    prepare = candidate.prepare_inputs_for_generation
+
+    def restarted(*args: Any, **kwargs: Any) -> Any:
+        made = prepare(*args, **kwargs)
+        if made["position_ids"].shape[-1] == 1:
+            made["position_ids"] = made["position_ids"] - 8
+        return made
+
+    candidate.prepare_inputs_for_generation = restarted
+    result = judge(reference, candidate, generated())
+    found = result.findings[0]
+    assert (found.check, found.module, found.path) == (Check.INPUT, "", "position_ids")
+    assert found.call == 1
+    assert "first in step 2 of 4" in found.summary
+
+
+def test_a_finding_says_the_step_and_its_tokens() -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    parse("step-kv-evicted:layer=0,first=7,tokens=2").plant(candidate)
+    found = judge(reference, candidate, generated()).findings[0]
+    assert (found.module, found.into) == ("model.layers.0.self_attn", "model.layers.0.self_attn.o_proj")
+    # The block is whole, and dropped, from the second step on; token 8 is computed by that step.
+    assert found.where["tokens"] == [8, 9, 10]
+    assert (found.call, found.step and str(found.step)) == (1, "step 2 of 4")
+
+
+def test_a_stored_capture_of_steps_is_judged_without_inputs(tmp_path: Path) -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    path = tmp_path / "steps.h5"
+    run = generated(new=3)
+    capture_run(lambda: run(candidate), candidate, path)
+    result = validator.check(reference=reference, candidate=path)
+    assert result.verdict is Verdict.ALIGNED, str(result)
+    with torch.no_grad():
+        candidate.model.layers[1].mlp.up_proj.weight[5] *= 1.02
+    capture_run(lambda: run(candidate), candidate, path, overwrite=True)
+    assert validator.check(reference=reference, candidate=path).verdict is Verdict.DIVERGENT

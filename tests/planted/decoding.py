@@ -1,0 +1,62 @@
+"""What must be said of faults that show only in decoding, where the run is judged as one prefill."""
+
+from tests.planted.expectation import DENSE, MLP, SCORES, Expectation, GuiltyEdge
+from tests.stimuli import Stimulus
+from validator.checks.findings import Check
+
+__all__ = ["FAULTS"]
+
+DECODED = 8
+"""So many of the tokens are decoded, one at a time."""
+
+# Layers are handed the positions too.
+_POSITIONS = tuple(
+    GuiltyEdge(module="model", into=f"model.{name}")
+    for name in ("rotary_emb", *(f"layers.{i}" for i in range(4)))
+)
+
+FAULTS = (
+    Expectation(
+        fault="step-kv-stale-block",
+        guilty=SCORES,
+        checks=(Check.WIRING,),
+        families=DENSE,
+        stimulus=Stimulus.SECOND_REQUEST,
+        decode=DECODED,
+    ),
+    *(
+        Expectation(fault=fault, guilty=SCORES, checks=(Check.WIRING,), families=DENSE, decode=DECODED)
+        for fault in ("step-kv-misplaced-block", "step-kv-scale:factor=1.25")
+    ),
+    # A block that is outside of the window anyway is not missed.
+    Expectation(
+        fault="step-kv-evicted:first=20",
+        guilty=SCORES,
+        checks=(Check.WIRING,),
+        families=("llama", "qwen3"),
+        decode=DECODED,
+    ),
+    *(
+        Expectation(
+            fault=fault,
+            guilty=SCORES,
+            checks=(Check.WIRING,),
+            families=("gemma2", "gpt-oss"),
+            layers=(2, 0),  # the sliding ones
+            decode=DECODED,
+        )
+        for fault in ("step-kv-window-rolled", "step-kv-window-kept")
+    ),
+    *(
+        Expectation(
+            fault=fault, guilty=_POSITIONS, checks=(Check.EXACT,), families=("llama", "qwen3"), decode=DECODED
+        )
+        for fault in ("step-positions-stale", "step-positions-restart")
+    ),
+    Expectation(
+        fault="step-nibble-order",
+        guilty=(GuiltyEdge(module=f"{MLP}.up_proj"),),
+        checks=(Check.FUNCTION,),
+        decode=DECODED,
+    ),
+)

@@ -1,0 +1,59 @@
+"""In which step of a run something is wrong first, where several steps are judged as one call.
+
+Shape legend: * = the edge's shape.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from validator.align.traces import LogicalTensor, StepTokens, Trace, TraceCall
+from validator.checks.findings import Finding
+
+__all__ = ["first_step", "steps_of", "told_by_step"]
+
+
+def steps_of(call: TraceCall, trace: Trace) -> tuple[StepTokens, ...]:
+    """Return the steps that a call puts end to end; nothing where the model was called once."""
+    module, n = call.root
+    return () if module else trace.steps.get(n, ())
+
+
+def first_step(call: TraceCall, outside: Tensor, cand: LogicalTensor, trace: Trace) -> StepTokens | None:
+    """Return the step that computed the first guilty element of an edge, or None where that is unknown.
+
+    Args:
+        call: whose edge it is.
+        outside: `[n, dims]` indices of the guilty elements.
+        cand: the candidate's edge.
+        trace: the candidate's run.
+    """
+    steps = steps_of(call, trace)
+    if not steps or not len(outside):
+        return None
+    tokens, kept = steps[-1].stop, [position for step in steps for position in step.kept]
+    for dim, meaning in enumerate(cand.dims):
+        size = cand.data.shape[dim]
+        if meaning == "token" and size % tokens == 0:
+            return _holding(steps, int((outside[:, dim] % tokens).min()))
+        if meaning == "" and dim == 1 and size == len(kept):
+            return _holding(steps, kept[int(outside[:, dim].min())])
+    return None
+
+
+def told_by_step(finding: Finding) -> Finding:
+    """Return a finding whose `call` is the candidate's, the step in which its first guilty element is.
+
+    Where that is not the first step, the one that finds no cache is right: a quantised, stale or misplaced
+    cache makes such findings, and a kernel for single tokens.
+    """
+    step = finding.step
+    if step is None:
+        return finding
+    is_later = step.number > 1
+    hint = ", while step 1, which goes on from no cache, is right" if is_later else ""
+    return replace(finding, call=step.call, summary=f"{finding.summary}; first in {step}{hint}")
+
+
+def _holding(steps: tuple[StepTokens, ...], position: int) -> StepTokens | None:
+    return next((step for step in steps if step.start <= position < step.stop), None)

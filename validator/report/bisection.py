@@ -1,0 +1,166 @@
+"""A search as terminal text and as JSON: a result of `check` with the path that was taken and its cost."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from validator.bisecting.path import Bisection, Claim, Cost, Step
+from validator.checks.findings import Finding, Judgement, Verdict
+from validator.report import facts, json_report, phrases, text
+from validator.report.phrases import printable
+from validator.report.result import EXIT_CODES
+
+__all__ = ["BisectionResult"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True)
+class BisectionResult:
+    """The answer to "which module is the first to go wrong?"."""
+
+    bisection: Bisection
+
+    @classmethod
+    def of(
+        cls, bisection: Bisection, about: Mapping[str, Mapping[str, Any]], *, command: str | None
+    ) -> "BisectionResult":
+        """Return the result with what is known of both sides.
+
+        Args:
+            bisection: the search.
+            about: what the run metadata of each side gets besides.
+            command: that judges all of the candidate, or None.
+        """
+        outcome = bisection.outcome
+        run: dict[str, Any] = {side: {**about[side], **outcome.run.get(side, {})} for side in about}
+        run |= {} if command is None else {"command": command}
+        return cls(replace(bisection, outcome=replace(outcome, run=run)))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of what was looked at."""
+        return self.bisection.outcome.verdict
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The edges that rounding can't explain, as far as they were looked at, in execution order."""
+        return self.bisection.outcome.findings
+
+    @property
+    def first_divergence(self) -> Finding | None:
+        """The first finding that is divergent, or None."""
+        return facts.first_divergence(self.bisection.outcome)
+
+    @property
+    def exit_code(self) -> int:
+        """0 aligned, 1 divergent or undeclared precision, 3 inconclusive."""
+        return EXIT_CODES[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of schema 1 (`validator/report/schema.json`): a result with path and cost."""
+        found = self.bisection
+        made: dict[str, Any] = json_report.plain(
+            {
+                **json_report.to_json(found.outcome),
+                "path": [step.to_json() for step in found.path],
+                "cost": asdict(found.cost),
+                "verified": None if found.claim is None else _claim(found.claim),
+            }
+        )
+        return made
+
+    def write_json(self, path: str | PathLike[str]) -> None:
+        """Write the document of schema 1 to `path`, replacing what is there."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        """Return the terminal text without colours, 80 columns wide."""
+        stream = io.StringIO()
+        Console(file=stream, width=80, color_system=None, legacy_windows=False).print(self)
+        return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n"))
+
+    def __rich__(self) -> RenderableType:
+        """Return the terminal text for a rich console."""
+        return Group(text.render(self.bisection.outcome), Text(""), *_path(self.bisection))
+
+
+def _path(found: Bisection) -> Iterator[RenderableType]:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ("step", "captured", "runs", "size", "verdict"):
+        table.add_column(column, justify="right" if column in ("runs", "size") else "left", overflow="fold")
+    for step in found.path:
+        row = (step.name, _captured(step), str(step.runs), _size(step.size_bytes), step.verdict)
+        table.add_row(*(printable(cell) for cell in row))
+    yield table
+    yield Text("")
+    yield Text(printable(_cost(found.cost)))
+    if found.claim is not None:
+        yield Text(printable(_verified(found.claim)))
+
+
+def _captured(step: Step) -> str:
+    modules = phrases.count(step.captured, "module")
+    if step.name == "boundaries":
+        return f"{modules}: all but the insides of {phrases.count(len(step.modules), 'block')}"
+    ends = dict.fromkeys((step.modules[0], step.modules[-1]))
+    return f"{modules}: {' to '.join(ends)}"
+
+
+def _cost(cost: Cost) -> str:
+    share = phrases.percent(cost.size_bytes, cost.full_bytes) if cost.full_bytes else "-"
+    return (
+        f"cost: {phrases.count(cost.runs, 'candidate run')}, {_size(cost.size_bytes)} captured, "
+        f"{_size(cost.largest_bytes)} at a time; a capture of everything takes 1 run and about "
+        f"{_size(cost.full_bytes)} ({share} of that were captured)"
+    )
+
+
+def _verified(claim: Claim) -> str:
+    guilty = phrases.edge_name(claim.finding)
+    if claim.before is None:
+        return f"verified on the candidate's own inputs: {guilty} is off; it is the first edge looked at"
+    return (
+        f"verified on the candidate's own inputs: {guilty} is off, and the edge before it, "
+        f"{_edge(claim.before)}, is aligned"
+    )
+
+
+def _edge(judgement: Judgement) -> str:
+    name = phrases.module_name(judgement.module)
+    prefix = f"{judgement.module}." if judgement.module else ""
+    return name if judgement.into is None else f"{name}, into {judgement.into.removeprefix(prefix)}"
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    before = claim.before
+    return {
+        "module": claim.finding.module,
+        "into": claim.finding.into,
+        "before": None
+        if before is None
+        else {
+            "module": before.module,
+            "into": before.into,
+            "path": before.path,
+            "call": before.call,
+            "check": before.check,
+            "verdict": before.verdict,
+        },
+    }
+
+
+def _size(size_bytes: int) -> str:
+    size, unit = float(size_bytes), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {_UNITS[unit]}"
