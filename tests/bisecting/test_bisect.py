@@ -123,6 +123,17 @@ def test_a_search_that_was_interrupted_runs_only_what_is_missing(tmp_path: Path)
     assert len((tmp_path / "built").read_text()) == built, "the capture was there"
 
 
+def test_what_a_killed_search_left_half_written_is_made_anew(tmp_path: Path) -> None:
+    port, keep = write_deep_net(tmp_path, LOUD), tmp_path / "kept"
+    first = searched(port, keep=keep)
+    state = json.loads((keep / "state.json").read_text())
+    del state["steps"]["inside layers.6 layers.7"]
+    (keep / "state.json").write_text(json.dumps(state))
+    (captured,) = (path for path in keep.iterdir() if path.name.startswith("inside"))
+    captured.rename(captured.with_name(f"{captured.name}.partial"))
+    assert searched(port, keep=keep).to_json() == first.to_json()
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

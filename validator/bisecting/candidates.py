@@ -9,6 +9,7 @@ from typing import Protocol
 from validator.capturing.manifest import Manifest
 from validator.capturing.narrowing import narrowed, stored_bytes
 from validator.capturing.outline import glob_of, outline
+from validator.capturing.place import Place, is_being_written
 from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import RankCapture
 from validator.judging import all_ranks
@@ -120,7 +121,9 @@ class RunCandidates:
         globs = [glob_of(fqn) for fqn in around]
         for fqn in modules:
             globs += [glob_of(fqn)]
-            globs += [f"{glob_of(fqn)}.*"] if any(name.startswith(f"{fqn}.") for name in self._fired) else []
+            below = f"{fqn}." if fqn else ""
+            is_around = any(name != fqn and name.startswith(below) for name in self._fired)
+            globs += [f"{glob_of(below)}*"] if is_around else []
         operators = tuple(glob_of(fqn) for fqn in modules) if with_operators else ()
         taken = self._captured(name, replace(self._run, include=tuple(globs), operators=operators))
         self._last = self._folder / name
@@ -143,6 +146,9 @@ class RunCandidates:
     def _captured(self, name: str, run: SideRun) -> Captured:
         path = self._folder / name
         if not path.exists():
+            left = Place(path).partial  # of a search that was killed
+            if left.exists() and not is_being_written(left):
+                shutil.rmtree(left)
             capture_side(replace(run, output=path), self._target)
         found = open_capture(path)
         return Captured(ranks=tuple(all_ranks(found)), manifest=found.manifest, runs=1)

@@ -164,6 +164,24 @@ class Hunt:
             self.notes.append(
                 f"{len(left)} of {len(scope.blocks)} blocks were not looked into; `validator check` does all"
             )
+        self.notes += self._not_called()
         outcome, claim = merged(self.outcomes, self._timeline, notes=self.notes, why=self.why)
         full = scope.survey.size_bytes(scope.survey.modules, self.looker.boundaries().itemsize)
         return Bisection(outcome=outcome, path=tuple(self.steps), cost=Cost.of(self.steps, full), claim=claim)
+
+    def _not_called(self) -> list[str]:
+        """Say whose parameters no step compared: an expert's that no token reached, say."""
+        called = self._scope.survey.modules
+        names = [
+            fqn
+            for fqn, module in self.looker.pairing.reference.named_modules()
+            if fqn not in called
+            and is_below(fqn, self._scope.within)
+            and next(module.parameters(recurse=False), None) is not None
+        ]
+        if not names:
+            return []
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return [
+            f"never called, so that their parameters were not compared, as `validator check` does: {shown}"
+        ]
