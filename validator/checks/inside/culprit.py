@@ -14,7 +14,6 @@ operator's.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from validator.align.traces import View
@@ -22,7 +21,7 @@ from validator.checks.explaining import Explainer
 from validator.checks.inside.alignment import Ours, Pair, align, ours_of
 from validator.checks.inside.log import OperatorLog
 from validator.checks.inside.naming import Culprit, Place, is_narrower, name_between, name_operator
-from validator.checks.inside.positions import real_rows
+from validator.checks.inside.positions import hidden_scores, real_rows
 from validator.checks.inside.reruns import rerun
 from validator.checks.judge import judge_equal
 from validator.checks.module_code import Code, CodeEdge
@@ -263,15 +262,7 @@ class Inside:
 
     def _judged(self, exact: Tensor, value: Tensor) -> Tensor | None:
         judged = real_rows(self.real, value.shape)
-        masked = _both_masked(exact, value)
+        masked = hidden_scores(exact, value)
         if bool(masked.any()):
             judged = ~masked if judged is None else judged & ~masked
         return judged
-
-
-def _both_masked(exact: Tensor, value: Tensor) -> Tensor:
-    """Return where both sides have a score that a mask hides, however large they make it."""
-    if not value.is_floating_point() or not exact.is_floating_point() or exact.shape != value.shape:
-        return torch.zeros(value.shape, dtype=torch.bool)
-    floor = torch.finfo(value.dtype).min / 4
-    return (exact <= floor) & (value.to(torch.float64) <= floor)

@@ -1,13 +1,14 @@
-"""Which elements of a value inside of a module belong to positions that the attention mask calls real.
+"""Which elements of a value inside of a module are judged: those that no mask hides.
 
 Shape legend: B = sequences, T = tokens, * = the value's shape.
 """
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-__all__ = ["real_rows"]
+__all__ = ["hidden_scores", "real_rows"]
 
 
 def real_rows(real: Tensor | None, shape: Sequence[int]) -> Tensor | None:
@@ -34,6 +35,19 @@ def real_rows(real: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     known = real.repeat_interleave(rows // batch, 0)
     sizes = [rows, *[tokens if i == dim else 1 for i in range(len(rest))]]
     return known.reshape(sizes).expand(tuple(shape))
+
+
+def hidden_scores(exact: Tensor, value: Tensor) -> Tensor:
+    """Return `[*]` boolean, where both sides have a score that a mask hides, however large they make it.
+
+    Args:
+        exact: `[*]` the oracle's value.
+        value: `[*]` the candidate's. Of another shape, or no floating tensor, it has none.
+    """
+    if not value.is_floating_point() or not exact.is_floating_point() or exact.shape != value.shape:
+        return torch.zeros(value.shape, dtype=torch.bool)
+    floor = torch.finfo(value.dtype).min / 4
+    return (exact <= floor) & (value.to(torch.float64) <= floor)
 
 
 def _spread(known: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
