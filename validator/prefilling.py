@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from validator.align.prefills import prefill_arguments
@@ -16,8 +15,8 @@ from validator.capturing.noise import NoiseSource
 from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import RankCapture
 from validator.capturing.session import capture_run
-from validator.capturing.values import rebuild
 from validator.runs import copied
+from validator.target import moved
 
 __all__ = ["Prefilled", "has_steps", "prefilled"]
 
@@ -84,7 +83,7 @@ def prefilled(
     ]
 
     def run(model: nn.Module) -> list[Any]:
-        return [model(**_moved(copied(given), model)) for given in arguments]
+        return [model(**moved(copied(given), model)) for given in arguments]
 
     def run_reference() -> list[Any]:
         try:
@@ -116,11 +115,3 @@ def _steps(generation: Generation) -> tuple[StepTokens, ...]:
         )
         for i, step in enumerate(generation.steps)
     )
-
-
-def _moved(given: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    moved: dict[str, Any] = rebuild(
-        given, lambda _, leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
-    )
-    return moved

@@ -24,7 +24,7 @@ from validator.errors import TargetError, UsageError, ValidatorError
 from validator.numerics.recipes import RECIPES, Recipe
 from validator.target_file import check_path, describe, importable, run_file
 
-__all__ = ["Target", "floating_dtype", "inputs_checksum", "load_target"]
+__all__ = ["Target", "floating_dtype", "inputs_checksum", "load_target", "moved"]
 
 _FUNCTIONS = ("reference", "candidate", "inputs", "run")
 
@@ -191,7 +191,7 @@ class Target:
             with importable(self.folder):
                 if "run" in self.functions:
                     return self.functions["run"](model, inputs)
-                return model(**_moved(inputs, model))
+                return model(**moved(inputs, model))
         except ValidatorError:
             raise
         except Exception as error:
@@ -259,15 +259,16 @@ def _mesh(source: str | Path, value: Any) -> dict[str, int] | None:
     raise TargetError(f'mesh in {source} is {value!r}; it must be a dict such as {{"dp": 2, "tp": 2}}')
 
 
-def _moved(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+def moved(inputs: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return inputs whose tensors are on the device of a model's first parameter."""
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type == "meta":
         return inputs
     device = parameter.device
-    moved: dict[str, Any] = rebuild(
+    there: dict[str, Any] = rebuild(
         inputs, lambda _, leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
     )
-    return moved
+    return there
 
 
 def _shapes(inputs: Mapping[str, Any]) -> str:

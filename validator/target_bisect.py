@@ -38,7 +38,7 @@ def bisect_target(
     plant: str | None = None,
     progress: Progress | None = None,
 ) -> BisectionResult:
-    """Find the first layer that goes wrong, then the module in it.
+    """Find the first layer that goes wrong, then the module in it, then the operator in that.
 
     Args:
         source: a Python file or a checkpoint folder.

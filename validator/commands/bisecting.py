@@ -12,6 +12,7 @@ from validator.commands.options import (
     Nproc,
     Plant,
     RecipeName,
+    Target,
     TensorParallel,
     Timeout,
 )
@@ -22,12 +23,7 @@ __all__ = ["bisect"]
 
 
 def bisect(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="Python file with reference, candidate and inputs; or a checkpoint."
-        ),
-    ],
+    target: Target,
     nproc: Nproc = 1,
     device: Device = None,
     dtype: Dtype = None,

@@ -15,6 +15,7 @@ from validator.commands.options import (
     Nproc,
     Plant,
     RecipeName,
+    Target,
     TensorParallel,
     Timeout,
 )
@@ -25,12 +26,7 @@ __all__ = ["check"]
 
 
 def check(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="Python file with reference, candidate and inputs; or a checkpoint."
-        ),
-    ],
+    target: Target,
     nproc: Nproc = 1,
     device: Device = None,
     dtype: Dtype = None,

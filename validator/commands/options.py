@@ -14,10 +14,17 @@ __all__ = [
     "Nproc",
     "Plant",
     "RecipeName",
+    "Target",
     "TensorParallel",
     "Timeout",
 ]
 
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="Python file with reference, candidate and inputs; or a checkpoint."
+    ),
+]
 Nproc = Annotated[int, typer.Option("--nproc", min=1, metavar="N", help="Ranks to launch the candidate on.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="D", help="The candidate's device, such as cuda.")
