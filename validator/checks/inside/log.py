@@ -13,7 +13,7 @@ from torch import Tensor
 
 from validator.checks.aten_calls import Form, flatten_call, listed, written_arguments
 from validator.checks.operations import is_floating
-from validator.checks.operators import ATTENTION, is_exact, operator_name
+from validator.checks.operators import operator_name
 from validator.checks.shadow import ShadowTensor, widened
 
 __all__ = ["BECOME", "Given", "LoggedCall", "OperatorLog", "Slot", "is_trivial", "namespaced", "sample"]
@@ -110,11 +110,6 @@ class LoggedCall:
     def is_replaceable(self) -> bool:
         """Whether it makes one tensor and nothing else: its value may be given in place of running it."""
         return self.main is not None and not self.written and sum(x is not None for x in self.made) == 1
-
-    @property
-    def rounds(self) -> bool:
-        """Whether it computes anything that is rounded."""
-        return not isinstance(self.func, str) and (self.name == ATTENTION or not is_exact(self.func))
 
 
 @dataclass(slots=True, kw_only=True)
