@@ -14,9 +14,9 @@ from validator.capturing.records import TensorRef
 from validator.capturing.session import capture, capture_run
 from validator.comparing.comparison import compare_captures
 from validator.errors import CaptureError, UsageError
-from validator.judging import judged, recipe_named
+from validator.judging import judged
 from validator.judging_thin import dtype_of, is_thin, noise_source, require_single_calls
-from validator.numerics.recipes import Recipe
+from validator.numerics.recipes import Recipe, recipe_named
 from validator.prefilling import has_steps
 from validator.report.pairs import ComparisonResult
 from validator.report.result import Result

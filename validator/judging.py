@@ -11,33 +11,24 @@ from torch import nn
 from validator.align.builder import build_trace
 from validator.align.steps import NotOnePrefillError
 from validator.align.traces import StepTokens
-from validator.capturing.manifest import Manifest, ProofStatus
+from validator.capturing.manifest import Manifest
+from validator.capturing.provenance import manifest_metadata, manifest_notes, proof_reasons
 from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import elements_of, policy_of, roll_up, run_checks
 from validator.checks.padding import real_positions
 from validator.checks.stepping import told_by_step
-from validator.errors import CaptureError, MismatchError, UsageError
+from validator.errors import MismatchError
 from validator.judging_thin import is_thin, outcome_of_thin
-from validator.numerics.recipes import RECIPES, Recipe
+from validator.numerics.recipes import Recipe
 from validator.prefilling import prefilled
+from validator.progress import Progress
 from validator.quantised.captures import with_values
 from validator.report.result import Result
 from validator.reproducing.writing import require_free, write_first
 
-__all__ = [
-    "Progress",
-    "all_ranks",
-    "judged",
-    "manifest_metadata",
-    "manifest_notes",
-    "proof_reasons",
-    "recipe_named",
-]
-
-Progress = Callable[[str, int, int], None]
-"""Told the stage, and how much of how much is done."""
+__all__ = ["judged"]
 
 
 def judged(
@@ -76,7 +67,7 @@ def judged(
     if repro is not None:
         require_free(repro)
     weights = None if recipe is None or recipe.weights == "storage" else recipe.weights
-    ranks: Sequence[RankCapture] = [with_values(rank, weights=weights) for rank in all_ranks(cand)]
+    ranks: Sequence[RankCapture] = [with_values(rank, weights=weights) for rank in cand.all_ranks()]
     notes = manifest_notes(cand.manifest)
     if is_thin(cand.manifest) and ref is not None:
         outcome = outcome_of_thin(
@@ -115,6 +106,7 @@ def judged(
             run=run,
             policy=policy_of(recipe),
             real=real,
+            regions=cand.manifest.compiled,
             progress=lambda done, total: progress("judging", done, total),
         )
         if repro is not None:
@@ -140,45 +132,9 @@ def judged(
     return Result(roll_up(outcome, reasons=proof_reasons(cand.manifest)))
 
 
-def recipe_named(name: str | None) -> Recipe | None:
-    """Return the recipe that `--recipe` names, or None for none.
-
-    Raises:
-        UsageError: there is no such recipe.
-    """
-    if name is None:
-        return None
-    if name not in RECIPES:
-        raise UsageError(f"--recipe {name!r} is not known; there are {', '.join(RECIPES)}")
-    return RECIPES[name]
-
-
 def _versions(manifest: Manifest) -> dict[str, str]:
     software = manifest.run.get("software", {})
     return {str(name): str(version) for name, version in software.items() if isinstance(version, str)}
-
-
-def manifest_notes(manifest: Manifest) -> tuple[str, ...]:
-    """Return what a reader must know of a candidate's capture."""
-    planted = () if manifest.planted is None else (manifest.planted,)
-    return (*planted, *_compiled_notes(manifest))
-
-
-def all_ranks(cand: Capture) -> Sequence[RankCapture]:
-    """Return what each rank of a run recorded.
-
-    Raises:
-        CaptureError: a rank is missing.
-    """
-    expected = cand.manifest.world_size
-    missing = [rank for rank in range(expected) if rank not in cand.ranks]
-    if missing:
-        raise CaptureError(
-            f"{cand.path} holds {len(cand.ranks)} of {expected} ranks; "
-            f"rank {', '.join(map(str, missing))} is missing. "
-            "Copy the other ranks' files into the folder, or capture all ranks."
-        )
-    return [cand.rank(rank) for rank in cand.ranks]
 
 
 def _run_of(about: Mapping[str, Any], ref: Capture, cand: Capture) -> Mapping[str, Any]:
@@ -187,31 +143,3 @@ def _run_of(about: Mapping[str, Any], ref: Capture, cand: Capture) -> Mapping[st
         **about,
         **{side: {**about.get(side, {}), **manifest_metadata(captured.manifest)} for side, captured in sides},
     }
-
-
-def manifest_metadata(manifest: Manifest) -> Mapping[str, Any]:
-    """Return what a result says of the side that a capture is of."""
-    proof = manifest.proof
-    return {
-        **manifest.run,
-        "recipe": manifest.recipe,
-        "proof": {"status": proof.status, "reason": proof.reason},
-    }
-
-
-def _compiled_notes(manifest: Manifest) -> tuple[str, ...]:
-    if not manifest.compiled:
-        return ()
-    named = [name or "the model itself" for name in manifest.compiled]
-    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    return (
-        f"compiled: {sum(manifest.compiled.values())} modules inside {shown} were not looked into; what is "
-        "compiled is judged as one function",
-    )
-
-
-def proof_reasons(manifest: Manifest) -> tuple[str, ...]:
-    """Return why a capture's values may not be those of the run that nobody looked at."""
-    if manifest.proof.status is ProofStatus.CHANGED:
-        return (f"looking changed the candidate's run: {manifest.proof.reason}",)
-    return ()

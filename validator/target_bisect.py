@@ -14,8 +14,9 @@ from validator.bisecting.storing import State, fingerprint
 from validator.capturing.reader import Capture, open_capture
 from validator.errors import UsageError
 from validator.faults import parse
-from validator.judging import Progress, recipe_named
 from validator.judging_thin import require_full
+from validator.numerics.recipes import recipe_named
+from validator.progress import Progress
 from validator.report.bisection import BisectionResult
 from validator.runs import SideRun
 from validator.target import load_target

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from validator.checks.propagation import FEWEST_RUNS
 from validator.errors import UsageError
-from validator.judging import recipe_named
+from validator.numerics.recipes import recipe_named
 from validator.runs import SideRun, capture_side
 
 __all__ = ["capture_target"]

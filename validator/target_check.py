@@ -1,15 +1,21 @@
 """The whole job on a target: run the reference and the candidate, and judge every edge."""
 
+import pickle
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from validator.capturing.reader import open_capture
 from validator.errors import UsageError
 from validator.faults import parse
-from validator.judging import Progress, judged, recipe_named
+from validator.judging import judged
 from validator.judging_thin import RUNS, dtype_of, is_thin, require_single_calls
+from validator.numerics.recipes import recipe_named
+from validator.progress import Progress
 from validator.report.result import Result
 from validator.reproducing.writing import require_free
 from validator.runs import SideRun, capture_side, feed
@@ -21,6 +27,7 @@ __all__ = ["check_target"]
 def check_target(
     source: str,
     *,
+    inputs: Mapping[str, Any] | None = None,
     nproc: int = 1,
     device: str | None = None,
     dtype: str | None = None,
@@ -40,6 +47,7 @@ def check_target(
 
     Args:
         source: a Python file or a checkpoint folder.
+        inputs: keyword arguments of both models, tensors and plain values, in place of the target's own.
         nproc: ranks to launch the candidate on.
         device: passed to `candidate`.
         dtype: passed to `candidate`.
@@ -79,8 +87,11 @@ def check_target(
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
         folder = Path(scratch) if keep is None else _made(keep)
         tell("reference", 0, 1)
+        given = None if inputs is None else _stored(inputs, Path(scratch) / "inputs.pt")
+        if given is not None:
+            target = target.fed_from(given)
         reference = target.reference()
-        inputs = target.inputs()
+        feeds = target.inputs()
         ref_run = SideRun(source=source, side="reference", output=folder / "reference.h5", proof=False)
         if not is_sampled:
             capture_side(ref_run, target, reference)
@@ -99,6 +110,7 @@ def check_target(
             timeout_s=timeout_s,
             level=level,
             plant=plant,
+            inputs=given,
         )
         if capture is None:
             tell("candidate", 0, 1)
@@ -116,7 +128,7 @@ def check_target(
             reference=reference,
             ref=open_capture(ref_run.output),
             cand=cand,
-            run=lambda model: feed(target, inputs, model),
+            run=lambda model: feed(target, feeds, model),
             recipe=declared,
             names=target.names,
             layout=target.layout,
@@ -124,7 +136,7 @@ def check_target(
             about={
                 "reference": {"source": source},
                 "candidate": {"source": str(capture or source)},
-                **({"command": run.command()} if capture is None else {}),
+                **({"command": run.command()} if capture is None and given is None else {}),
             },
             progress=tell,
             repro=repro,
@@ -138,6 +150,16 @@ def _refuse_with_capture(**options: Any) -> None:
             f"{', '.join(given)} can't be used with --capture: it says how to run the candidate, "
             "which ran already"
         )
+
+
+def _stored(inputs: Mapping[str, Any], path: Path) -> Path:
+    """Write inputs where ranks can read them; reading them runs no code."""
+    try:
+        torch.save(dict(inputs), path)
+        torch.load(path, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        raise UsageError(f"inputs= can't be sent to the ranks: {error}. Give tensors and plain values") from None
+    return path
 
 
 def _made(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from validator.errors import UsageError
-from validator.judging import Progress
+from validator.progress import Progress
 from validator.report.swaps import SwapResult
 from validator.swapping.module_swaps import swap_modules
 from validator.swapping.option_swaps import swap_options

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from tests.families import FAMILIES
 from validator.capturing.reader import open_capture
 from validator.capturing.session import capture_run
-from validator.judging import judged, recipe_named
+from validator.judging import judged
+from validator.numerics.recipes import recipe_named
 from validator.report.result import Result
 
 __all__ = ["PADDED", "Run", "chunked", "generated", "in_turn", "judge", "pair", "prompts"]

@@ -12,7 +12,6 @@ from validator.capturing.outline import glob_of, outline
 from validator.capturing.place import Place, is_being_written
 from validator.capturing.reader import Capture, open_capture
 from validator.capturing.records import RankCapture
-from validator.judging import all_ranks
 from validator.runs import SideRun, capture_side
 from validator.target import Target
 
@@ -40,6 +39,11 @@ class Captured:
         return stored_bytes(self.ranks)
 
     @property
+    def fired(self) -> frozenset[str]:
+        """Fqns, in the candidate's names, of all modules that ran on any rank, recorded or not."""
+        return frozenset(fqn for c in self.ranks for fqn, info in c.modules.items() if info.calls)
+
+    @property
     def modules(self) -> int:
         """How many modules were recorded."""
         return len({call.module for capture in self.ranks for call in capture.calls})
@@ -60,6 +64,7 @@ class Candidates(Protocol):
         name: str,
         *,
         with_operators: bool = False,
+        with_blocks: bool = True,
         around: Sequence[str] = (),
     ) -> Captured:
         """Return some modules with all that lies inside of them.
@@ -68,6 +73,7 @@ class Candidates(Protocol):
             modules: fqns in the candidate's names.
             name: of the step, as a file's name.
             with_operators: with the operators that run in these modules, but not in those inside.
+            with_blocks: with what lies inside of repeated layers, where the modules hold any.
             around: modules that are needed besides, without what lies inside of them.
 
         Raises:
@@ -100,7 +106,7 @@ class RunCandidates:
         self._folder = folder
         self._is_kept = is_kept
         self._last: Path | None = None
-        self._fired: set[str] | None = None
+        self._names: frozenset[str] | None = None
 
     def boundaries(self) -> Captured:
         """Capture the outline: the candidate's own process finds its layers."""
@@ -112,12 +118,10 @@ class RunCandidates:
         name: str,
         *,
         with_operators: bool = False,
+        with_blocks: bool = True,
         around: Sequence[str] = (),
     ) -> Captured:
         """Capture some modules and all inside of them."""
-        if self._fired is None:
-            ranks = self.boundaries().ranks
-            self._fired = {fqn for c in ranks for fqn, info in c.modules.items() if info.calls}
         globs = [glob_of(fqn) for fqn in around]
         for fqn in modules:
             globs += [glob_of(fqn)]
@@ -125,17 +129,24 @@ class RunCandidates:
             is_around = any(name != fqn and name.startswith(below) for name in self._fired)
             globs += [f"{glob_of(below)}*"] if is_around else []
         operators = tuple(glob_of(fqn) for fqn in modules) if with_operators else ()
-        taken = self._captured(name, replace(self._run, include=tuple(globs), operators=operators))
+        run = replace(self._run, include=tuple(globs), operators=operators, is_outline=not with_blocks)
+        taken = self._captured(name, run)
         self._last = self._folder / name
         return taken
+
+    @property
+    def _fired(self) -> frozenset[str]:
+        if self._names is None:
+            self._names = self.boundaries().fired
+        return self._names
 
     def holds(self, module: str) -> bool:
         """Say yes: it can be captured."""
         return True
 
     def has_operators(self, module: str) -> bool:
-        """Say yes: they can be captured."""
-        return True
+        """Say whether the module ran: then they can be captured."""
+        return module in self._fired
 
     def forget(self) -> None:
         """Remove the last capture of an inside from the disk."""
@@ -151,7 +162,7 @@ class RunCandidates:
                 shutil.rmtree(left)
             capture_side(replace(run, output=path), self._target)
         found = open_capture(path)
-        return Captured(ranks=tuple(all_ranks(found)), manifest=found.manifest, runs=1)
+        return Captured(ranks=tuple(found.all_ranks()), manifest=found.manifest, runs=1)
 
 
 class StoredCandidates:
@@ -163,7 +174,7 @@ class StoredCandidates:
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._ranks = tuple(all_ranks(capture))
+        self._ranks = tuple(capture.all_ranks())
 
     def boundaries(self) -> Captured:
         """Return the outline's part of the capture."""
@@ -178,6 +189,7 @@ class StoredCandidates:
         name: str,
         *,
         with_operators: bool = False,
+        with_blocks: bool = True,
         around: Sequence[str] = (),
     ) -> Captured:
         """Return some modules' part of the capture, with the operators that it holds."""

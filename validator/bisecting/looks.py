@@ -14,12 +14,10 @@ from validator.bisecting.scope import Scope
 from validator.bisecting.search import hinted
 from validator.bisecting.sides import Pairing
 from validator.bisecting.storing import State, outcome_from_json, outcome_to_json
-from validator.bisecting.survey import is_below
 from validator.checks.findings import Finding, Outcome, Verdict
+from validator.progress import Progress
 
-__all__ = ["Look", "Looker", "Progress"]
-
-Progress = Callable[[str, int, int], None]
+__all__ = ["Look", "Looker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +87,14 @@ class Looker:
             self._first = self._kept("boundaries", self._boundaries)
         return self._first
 
-    def functions(self) -> Look:
-        """Judge each block as one function on the candidate's own input, with what was captured already.
+    def functions(self, blocks: Sequence[str]) -> Look:
+        """Judge blocks as one function each on the candidate's own input, with what was captured already.
 
         That sees more than the noise of the whole run, which grows from block to block, but less than the
         edges inside.
         """
-        return self._kept("functions", self._functions)
+        ends = " to ".join(dict.fromkeys((blocks[0], blocks[-1])))
+        return self._kept(f"functions {ends}", lambda: self._functions(tuple(blocks)))
 
     def inside(self, blocks: Sequence[str], *, is_sweep: bool) -> Look:
         """Look at every edge inside of some blocks."""
@@ -106,12 +105,11 @@ class Looker:
         return self._kept(f"operators {guilty.module}", lambda: self._operators(guilty))
 
     def candidate_name(self, fqn: str) -> str:
-        """Return what the candidate calls a module: what it is in its block, below the block's name there."""
+        """Return what the candidate calls a module; where that is not known, what it calls the one around."""
         names = self.boundaries().names
-        if fqn in names:
-            return names[fqn]
-        block = next((b for b in self.scope.survey.blocks if is_below(fqn, b) and b in names), None)
-        return fqn if block is None else names[block] + fqn.removeprefix(block)
+        while fqn and fqn not in names:
+            fqn = fqn.rpartition(".")[0]
+        return names.get(fqn, "")
 
     def _kept(self, key: str, look: Callable[[], Look]) -> Look:
         kept = self.state.get(key)
@@ -143,12 +141,12 @@ class Looker:
             step=_step("boundaries", scope.blocks, captured, said),
             outcome=outcome,
             boundaries=boundaries,
-            names={call.module: call.candidate_module for call in sides.trace.calls.values()},
+            names=self.pairing.names(sides, survey),
             itemsize=torch.float32.itemsize if dtype is None else getattr(torch, dtype).itemsize,
         )
 
-    def _functions(self) -> Look:
-        survey, blocks = self.scope.survey, self.scope.blocks
+    def _functions(self, blocks: tuple[str, ...]) -> Look:
+        survey = self.scope.survey
         sides = self.pairing.sides(self.candidates.boundaries(), (*survey.frame, *survey.blocks))
         outcome = self.referee.judge(sides, blocks)
         outcome = replace(
@@ -162,16 +160,23 @@ class Looker:
     def _inside(self, blocks: Sequence[str], *, is_sweep: bool) -> Look:
         wanted = self.scope.inside(blocks)
         tops = tuple(self.scope.top(block) for block in blocks)
-        captured = self._captured("inside", tops)
+        captured = self._captured("inside", [self.candidate_name(top) for top in tops])
         outcome = self.referee.judge(self.pairing.sides(captured, wanted), wanted)
         step = _step("sweep" if is_sweep else "inside", tops, captured, _said(outcome))
         self.candidates.forget()
         return Look(step=step, outcome=outcome)
 
     def _operators(self, guilty: Finding) -> Look:
-        module = guilty.module
-        captured = self._captured("operators", (module,), with_operators=True)
-        sides = self.pairing.sides(captured, self.scope.survey.inside((module,)))
+        module, survey = guilty.module, self.scope.survey
+        wanted = survey.inside((module,))
+        holds_blocks = any(block != module and block in wanted for block in survey.blocks)
+        if holds_blocks:
+            outer = {*survey.frame, *survey.blocks}
+            wanted = tuple(fqn for fqn in wanted if fqn in outer)
+        captured = self._captured(
+            "operators", (guilty.candidate_module,), with_operators=True, with_blocks=not holds_blocks
+        )
+        sides = self.pairing.sides(captured, wanted)
         outcome = self.referee.judge(sides, (module,))
         named = next((finding.op for finding in outcome.findings if finding.op is not None), None)
         said = _said(outcome) if named is None else f"{outcome.findings[0].verdict}: {named}"
@@ -179,13 +184,16 @@ class Looker:
         self.candidates.forget()
         return Look(step=step, outcome=outcome)
 
-    def _captured(self, what: str, modules: Sequence[str], *, with_operators: bool = False) -> Captured:
-        names = [self.candidate_name(fqn) for fqn in modules]
+    def _captured(
+        self, what: str, names: Sequence[str], *, with_operators: bool = False, with_blocks: bool = True
+    ) -> Captured:
+        """Return what was captured of some modules, in the candidate's names."""
         self.progress("candidate", 0, 1)
         captured = self.candidates.inside(
             names,
-            f"{what}-{_file_name(modules)}",
+            f"{what}-{_file_name(names)}",
             with_operators=with_operators,
+            with_blocks=with_blocks,
             around=self.pairing.around,
         )
         self.progress("candidate", 1, 1)
@@ -212,5 +220,5 @@ def _said(outcome: Outcome) -> str:
 
 
 def _file_name(modules: Sequence[str]) -> str:
-    ends = [modules[0]] if len(modules) == 1 else [modules[0], modules[-1]]
+    ends = dict.fromkeys((modules[0] or "model", modules[-1] or "model"))
     return "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in end)[-100:] for end in ends)

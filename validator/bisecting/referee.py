@@ -7,11 +7,11 @@ from torch import nn
 
 from validator.bisecting.sides import Sides
 from validator.bisecting.survey import Survey
+from validator.capturing.provenance import manifest_metadata, manifest_notes, proof_reasons
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, roll_up, run_checks
 from validator.checks.findings import Outcome
 from validator.checks.padding import real_positions
-from validator.judging import manifest_metadata, manifest_notes, proof_reasons
 from validator.numerics.recipes import Recipe
 
 __all__ = ["Referee"]
@@ -51,6 +51,7 @@ class Referee:
             real=real,
             scope=frozenset(scope),
             elements=self.survey.elements,
+            regions=sides.captured.manifest.compiled,
             progress=self.progress,
         )
         # A layer that this step left out was not left out by the run.

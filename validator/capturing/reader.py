@@ -1,6 +1,7 @@
 """Open a capture: complete ones, and on request what is left of an incomplete one."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,22 @@ class Capture:
             file = rank_path(self.path, rank) if self.path.is_dir() else self.path
             self._read[rank] = read_rank(file, complete=self.complete)
         return self._read[rank]
+
+    def all_ranks(self) -> Sequence[RankCapture]:
+        """Return what each rank of the run recorded.
+
+        Raises:
+            CaptureError: a rank is missing.
+        """
+        expected = self.manifest.world_size
+        missing = [rank for rank in range(expected) if rank not in self.ranks]
+        if missing:
+            raise CaptureError(
+                f"{self.path} holds {len(self.ranks)} of {expected} ranks; "
+                f"rank {', '.join(map(str, missing))} is missing. "
+                "Copy the other ranks' files into the folder, or capture all ranks."
+            )
+        return [self.rank(rank) for rank in self.ranks]
 
 
 def open_capture(path: str | os.PathLike[str], *, allow_incomplete: bool = False) -> Capture:

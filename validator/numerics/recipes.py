@@ -6,6 +6,7 @@ always allowed. What it says of matrix products has the names that `Emulation` h
 
 from dataclasses import dataclass, fields, replace
 
+from validator.errors import UsageError
 from validator.numerics.contractions import FACTORS
 from validator.numerics.formats import FORMATS
 from validator.numerics.legality import (
@@ -16,7 +17,7 @@ from validator.numerics.legality import (
     refuse,
 )
 
-__all__ = ["EAGER", "FUSED", "RECIPES", "Recipe"]
+__all__ = ["EAGER", "FUSED", "RECIPES", "Recipe", "recipe_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +173,16 @@ RECIPES = {
     )
 }
 """Recipes that have a name, strictest first. Only the first and `eager` are allowed undeclared."""
+
+
+def recipe_named(name: str | None) -> Recipe | None:
+    """Return the recipe that `--recipe` names, or None for none.
+
+    Raises:
+        UsageError: there is no such recipe.
+    """
+    if name is None:
+        return None
+    if name not in RECIPES:
+        raise UsageError(f"--recipe {name!r} is not known; there are {', '.join(RECIPES)}")
+    return RECIPES[name]

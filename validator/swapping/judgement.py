@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from validator.checks.findings import Verdict
-from validator.judging import Progress, recipe_named
-from validator.numerics.recipes import EAGER, Recipe
+from validator.numerics.recipes import EAGER, Recipe, recipe_named
+from validator.progress import Progress
 from validator.swapping.limits import default_limit
 from validator.swapping.metrics import Scale
 from validator.swapping.noise import explained, noisy_runs

@@ -11,7 +11,7 @@ from torch import nn
 from validator.checks.findings import Verdict
 from validator.errors import MismatchError, UsageError
 from validator.faults import parse
-from validator.judging import Progress
+from validator.progress import Progress
 from validator.runs import feed
 from validator.swapping.hybrids import Hybrids
 from validator.swapping.judgement import allowed_recipe, judged_swap, noise_of, weights_dtype

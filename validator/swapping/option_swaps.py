@@ -11,7 +11,7 @@ import torch
 from validator.checks.findings import Verdict
 from validator.errors import UsageError
 from validator.faults import parse
-from validator.judging import Progress
+from validator.progress import Progress
 from validator.runs import feed
 from validator.swapping.judgement import allowed_recipe, judged_swap, noise_of
 from validator.swapping.limits import check_limit

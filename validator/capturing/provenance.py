@@ -1,0 +1,42 @@
+"""What a result says of the run that a capture is of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from validator.capturing.manifest import Manifest, ProofStatus
+
+__all__ = ["manifest_metadata", "manifest_notes", "proof_reasons"]
+
+
+def manifest_notes(manifest: Manifest) -> tuple[str, ...]:
+    """Return what a reader must know of a candidate's capture."""
+    planted = () if manifest.planted is None else (manifest.planted,)
+    return (*planted, *_compiled_notes(manifest))
+
+
+def manifest_metadata(manifest: Manifest) -> Mapping[str, Any]:
+    """Return what a result says of the side that a capture is of."""
+    proof = manifest.proof
+    return {
+        **manifest.run,
+        "recipe": manifest.recipe,
+        "proof": {"status": proof.status, "reason": proof.reason},
+    }
+
+
+def proof_reasons(manifest: Manifest) -> tuple[str, ...]:
+    """Return why a capture's values may not be those of the run that nobody looked at."""
+    if manifest.proof.status is ProofStatus.CHANGED:
+        return (f"looking changed the candidate's run: {manifest.proof.reason}",)
+    return ()
+
+
+def _compiled_notes(manifest: Manifest) -> tuple[str, ...]:
+    if not manifest.compiled:
+        return ()
+    named = [name or "the model itself" for name in manifest.compiled]
+    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return (
+        f"compiled: {sum(manifest.compiled.values())} modules inside {shown} were not looked into; what is "
+        "compiled is judged as one function",
+    )
