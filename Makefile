@@ -8,7 +8,7 @@ JOBS ?= 2
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format detection clean
+.PHONY: help demo test slow lint format detection clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -17,7 +17,10 @@ demo: .venv/.installed  ## check a healthy and a faulty port of a trained model 
 	$(BIN)/validator demo
 
 test: lint  ## lint, types and the tests
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --durations 20
+
+slow: .venv/.installed  ## the tests that `make test` leaves out
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m slow
 
 lint: .venv/.installed  ## formatting, lint and types
 	$(BIN)/ruff format --check .

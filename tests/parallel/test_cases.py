@@ -1,7 +1,9 @@
 """Ports that are split over ranks, healthy and faulty, as `make detection` judges them."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,22 @@ from tests.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
 
+# Cases of a kind of parallelism that `make test` runs, healthy ones and faults each; the others are slow.
+QUICK = 2
 
-@pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case.label)
+
+def cases(chosen: Sequence[PortCase]) -> list[Any]:
+    """Return cases as arguments of a test."""
+    before = Counter[str]()
+    params = []
+    for case in chosen:
+        marks = () if before[case.kind] < QUICK else pytest.mark.slow
+        before[case.kind] += 1
+        params.append(pytest.param(case, id=case.label, marks=marks))
+    return params
+
+
+@pytest.mark.parametrize("case", cases(HEALTHY))
 def test_a_healthy_port_is_aligned_and_all_of_it_is_checked(
     case: PortCase, tmp_path: Path, rank_pool: Pool
 ) -> None:
@@ -23,11 +39,7 @@ def test_a_healthy_port_is_aligned_and_all_of_it_is_checked(
 ONE_PROCESS_HAS_THEM = "routed expert"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in FAULTY if case.kind != ONE_PROCESS_HAS_THEM],
-    ids=lambda case: case.label,
-)
+@pytest.mark.parametrize("case", cases([case for case in FAULTY if case.kind != ONE_PROCESS_HAS_THEM]))
 def test_a_fault_is_named_with_its_module_its_rank_and_its_kind(
     case: PortCase, tmp_path: Path, rank_pool: Pool
 ) -> None:

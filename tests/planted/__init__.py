@@ -1,5 +1,6 @@
 """The faults of the registry, with what must be said of each and the stimulus that shows it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,5 +54,20 @@ FAULTS = tuple(fault for faults in KINDS.values() for fault in faults)
 
 
 def expected(*, tp: int) -> list[Any]:
-    """Return the faults of candidates on so many ranks as arguments of a test."""
-    return [pytest.param(fault, id=fault.fault) for fault in FAULTS if fault.tp == tp]
+    """Return the faults of candidates on so many ranks as arguments of a test.
+
+    Of each kind every check and signature that must name one is tried once; the other faults are marked slow.
+    """
+    return [
+        pytest.param(fault, id=fault.fault, marks=() if is_new else pytest.mark.slow)
+        for faults in KINDS.values()
+        for fault, is_new in _told([fault for fault in faults if fault.tp == tp])
+    ]
+
+
+def _told(faults: list[Expectation]) -> Iterator[tuple[Expectation, bool]]:
+    seen = set()
+    for fault in faults:
+        how = (fault.checks, fault.signature)
+        yield fault, how not in seen
+        seen.add(how)
