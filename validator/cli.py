@@ -14,11 +14,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from validator.commands.baseline import baseline
 from validator.commands.bisecting import bisect
 from validator.commands.capture import capture
 from validator.commands.check import check
 from validator.commands.compare import compare
+from validator.commands.init import init
 from validator.commands.probe import probe
+from validator.commands.run import run
 from validator.commands.showing import demo, faults
 from validator.terminal import write_stdout
 
@@ -56,5 +59,6 @@ def _validator(
     """Find the first operator of a ported or sharded model that rounding can't explain."""
 
 
-for command in (check, bisect, capture, compare, probe, faults, demo):
+for command in (check, bisect, capture, compare, run, probe, init, faults, demo):
     app.command()(command)
+app.add_typer(baseline)

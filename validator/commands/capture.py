@@ -21,7 +21,7 @@ from validator.commands.running import one_message
 from validator.errors import UsageError
 from validator.terminal import target_output_on_stderr, write_stdout
 
-__all__ = ["capture"]
+__all__ = ["capture", "split_side"]
 
 _SIDES = ("reference", "candidate")
 
@@ -59,7 +59,7 @@ def capture(
 ) -> None:
     """Run one side of a target and store it."""
     with one_message():
-        source, side = _split_side(target)
+        source, side = split_side(target)
         with target_output_on_stderr():
             from validator.api import capture_target
 
@@ -84,13 +84,17 @@ def capture(
     write_stdout(f"{path}\n")
 
 
-def _split_side(target: str) -> tuple[str, str]:
-    """Split `port.py:reference` into path and side; a path may hold colons of its own."""
+def split_side(target: str, *, default: str = "candidate") -> tuple[str, str]:
+    """Split `port.py:reference` into path and side; a path may hold colons of its own.
+
+    Raises:
+        UsageError: there is no such side.
+    """
     source, colon, side = target.rpartition(":")
     if not colon or Path(target).exists():
-        return target, "candidate"
+        return target, default
     if side in _SIDES:
         return source, side
     if Path(source).exists():
         raise UsageError(f"no side {side!r} in {target!r}: write {source}:candidate or {source}:reference")
-    return target, "candidate"
+    return target, default

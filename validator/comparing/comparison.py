@@ -23,7 +23,7 @@ from validator.comparing.figures import are_identical, figures
 from validator.comparing.findings import open_questions, pair_finding, passed_over, thin_notes, thin_reasons
 from validator.comparing.records import Comparison, Pair
 from validator.comparing.sides import traces, unmatched
-from validator.comparing.thinned import Measured, is_thin, measure_hashes, measure_thin
+from validator.comparing.thinned import Measured, is_sampled, measure_hashes, measure_thin
 from validator.comparing.verdicts import Verdicts
 from validator.errors import CaptureError, MismatchError
 
@@ -34,11 +34,25 @@ NO_NOISE = "the reference capture holds no propagated noise, so nothing says wha
 _THREADS = 2  # one reads while another measures; each holds a block of both sides
 
 
-def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
+def compare_captures(
+    *,
+    ref: Capture,
+    cand: Capture,
+    names: Mapping[str, str] | None = None,
+    layout: Mapping[str, str] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> Comparison:
     """Compare two captures of the same model on the same inputs.
 
     A sharded candidate is put together first if the reference has one rank. Captures of equally many ranks
     are compared rank by rank.
+
+    Args:
+        ref: the reference's capture.
+        cand: the candidate's.
+        names: fqn pattern of the reference by fqn pattern of the candidate, as a target has it.
+        layout: a target's.
+        mesh: a target's.
 
     Raises:
         MismatchError: the captures share no module or no call, or their numbers of ranks don't fit.
@@ -48,7 +62,7 @@ def compare_captures(*, ref: Capture, cand: Capture) -> Comparison:
     findings: list[Finding] = []
     notes: list[str] = []
     missed: list[str] = []
-    for rank, ours, trace in traces(ref, cand):
+    for rank, ours, trace in traces(ref, cand, names=names, layout=layout, mesh=mesh):
         comparer = _Comparer(ours, trace, rank, ref.manifest.noise)
         pairs += comparer.pairs()
         findings += comparer.findings
@@ -189,7 +203,7 @@ class _Comparer:
         verdicts = self._verdicts
         if verdicts is not None and job.call is not None:
             verdicts = verdicts.among(real_of(job.call, self._real))
-        if is_thin(job.ref, job.edge) and not are_identical(job.ref, job.edge):
+        if is_sampled(job.ref, job.edge) and not are_identical(job.ref, job.edge):
             return measure_thin(job.ref, job.edge, job.view, verdicts)
         judge = None
         if verdicts is not None and not are_identical(job.ref, job.edge):
@@ -204,7 +218,7 @@ class _Comparer:
             made, judged = future.result()
         except CaptureError as error:
             is_hashed = job.parameter is not None and (job.parameter.row_hashes or edge.row_hashes)
-            if not is_hashed and not is_thin(job.ref, edge):
+            if not is_hashed and not is_sampled(job.ref, edge):
                 raise
             self.missed.append(str(error))
             return

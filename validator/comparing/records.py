@@ -53,11 +53,12 @@ class Gap(StrEnum):
     NO_NOISE = "no noise is known of it"
     COARSER = "it has fewer bits than the candidate that the noise is of"
     STATISTICS = "only statistics of it were kept, which prove little"
+    PADDING = "NaN or infinities that the reference has not are in padding or in real tokens, no sample tells"
 
     @property
     def is_open(self) -> bool:
         """Whether nothing else stands in for the verdict, so that the run's is inconclusive."""
-        return self in (Gap.NO_NOISE, Gap.COARSER, Gap.STATISTICS)
+        return self in (Gap.NO_NOISE, Gap.COARSER, Gap.STATISTICS, Gap.PADDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

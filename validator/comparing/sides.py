@@ -12,8 +12,22 @@ from validator.errors import CaptureError, MismatchError
 __all__ = ["traces", "unmatched"]
 
 
-def traces(ref: Capture, cand: Capture) -> Iterator[tuple[int | None, RankCapture, Trace]]:
+def traces(
+    ref: Capture,
+    cand: Capture,
+    *,
+    names: Mapping[str, str] | None = None,
+    layout: Mapping[str, str] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> Iterator[tuple[int | None, RankCapture, Trace]]:
     """Yield the rank that is compared (None for a whole candidate), the reference's capture, and the trace.
+
+    Args:
+        ref: the reference's capture.
+        cand: the candidate's.
+        names: the target's, as `build_trace` takes it, like the next two.
+        layout: the target's.
+        mesh: the target's.
 
     Raises:
         CaptureError: a rank is missing.
@@ -28,11 +42,12 @@ def traces(ref: Capture, cand: Capture) -> Iterator[tuple[int | None, RankCaptur
             )
     if len(ref.ranks) == 1:
         ours = ref.rank(0)
-        yield None, ours, _trace([cand.rank(rank) for rank in cand.ranks], ours)
+        whole = [cand.rank(rank) for rank in cand.ranks]
+        yield None, ours, _trace(whole, ours, names=names, layout=layout, mesh=mesh)
     elif ref.ranks == cand.ranks:
         for rank in ref.ranks:
             ours = ref.rank(rank)
-            yield rank, ours, _trace([_unplaced(cand.rank(rank))], ours)
+            yield rank, ours, _trace([_unplaced(cand.rank(rank))], ours, names=names)
     else:
         raise MismatchError(
             f"{ref.path} has {len(ref.ranks)} ranks and {cand.path} has {len(cand.ranks)}: compare with a "
@@ -55,8 +70,22 @@ def unmatched(trace: Trace) -> list[str]:
     ]
 
 
-def _trace(cand: Sequence[RankCapture], ref: RankCapture) -> Trace:
-    return build_trace(cand=cand, ref=ref, expands_batch=False)  # tensors are compared as they are
+def _trace(
+    cand: Sequence[RankCapture],
+    ref: RankCapture,
+    *,
+    names: Mapping[str, str] | None = None,
+    layout: Mapping[str, str] | None = None,
+    mesh: Mapping[str, int] | None = None,
+) -> Trace:
+    return build_trace(
+        cand=cand,
+        ref=ref,
+        names=names,
+        layout=layout,
+        mesh=mesh,
+        expands_batch=False,  # tensors are compared as they are
+    )
 
 
 def _unplaced(capture: RankCapture) -> RankCapture:

@@ -14,7 +14,7 @@ from validator.capturing.records import Statistics
 from validator.checks.findings import Arm, Evidence
 from validator.numerics.formats import Format
 
-__all__ = ["STATISTICS_A_TENSOR", "judge_statistics"]
+__all__ = ["STATISTICS_A_TENSOR", "class_in_words", "judge_statistics", "may_overflow"]
 
 STATISTICS_A_TENSOR = 4
 """Mean, root mean square and both extremes."""
@@ -48,9 +48,9 @@ def judge_statistics(
     """
     evidence = Evidence(shape=tuple(shape), dims=tuple(dims), elements=math.prod(shape))
     if (ref.nan, ref.inf) != (cand.nan, cand.inf):
-        if _may_overflow(ref, noise, fmt, of_elements):
+        if may_overflow(ref, noise, fmt, of_elements):
             return None, evidence, ""
-        return Arm.CLASS, evidence, f"it has {cand.nan} NaN and {cand.inf} infinities"
+        return Arm.CLASS, evidence, class_in_words(cand)
     if math.isnan(ref.rms):
         return None, evidence, ""
     worst, what, values = 0.0, "", (math.nan, math.nan)
@@ -82,7 +82,20 @@ def _bounds(
     yield "largest element", ref.max, cand.max, extreme
 
 
-def _may_overflow(ref: Statistics, noise: Statistics, fmt: Format, of_elements: float) -> bool:
+def class_in_words(cand: Statistics) -> str:
+    """Say how many NaN and infinities a tensor has."""
+    return f"it has {cand.nan} NaN and {cand.inf} infinities"
+
+
+def may_overflow(ref: Statistics, noise: Statistics, fmt: Format, of_elements: float) -> bool:
+    """Say whether rounding alone may make NaN or infinities of a tensor's elements.
+
+    Args:
+        ref: the reference's.
+        noise: of the standard deviations of a candidate's elements around the reference's.
+        fmt: the candidate's format.
+        of_elements: so many an element may be off.
+    """
     if ref.inf or math.isnan(ref.rms):
         return True
     return max(abs(ref.min), abs(ref.max)) + of_elements * noise.max >= fmt.max / 2

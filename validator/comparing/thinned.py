@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from validator.align.traces import Edge, View
-from validator.capturing.levels import NOTHING
+from validator.capturing.levels import NOTHING, kept
 from validator.capturing.records import Parameter, TensorRef
 from validator.checks.findings import Arm, Evidence
 from validator.checks.stored_rows import differing_rows
@@ -20,13 +20,13 @@ from validator.comparing.verdicts import Verdicts
 from validator.errors import CaptureError
 from validator.numerics.metrics import Metrics, measure_blocks
 
-__all__ = ["Measured", "is_thin", "measure_hashes", "measure_thin"]
+__all__ = ["Measured", "is_sampled", "measure_hashes", "measure_thin"]
 
 Measured = tuple[Figures, tuple[Arm | None, Evidence, str] | None]
 """The figures of a pair, and what the noise says of it: the rule that fired, the evidence, a few words."""
 
 
-def is_thin(ref: TensorRef, cand: Edge) -> bool:
+def is_sampled(ref: TensorRef, cand: Edge) -> bool:
     """Say whether some elements of a pair are not stored on one side."""
     return ref.meta.one_in != 1 or cand.one_in != 1
 
@@ -45,14 +45,19 @@ def measure_thin(ref: TensorRef, cand: Edge, view: View, verdicts: Verdicts | No
     """
     if NOTHING in (ref.meta.one_in, cand.one_in):
         figures = Figures(metrics=Metrics(elements=prod(cand.shape)))
-        return figures, None if verdicts is None else verdicts.judge_statistics(ref, cand, view)
+        if verdicts is None:
+            return figures, None
+        of_all = verdicts.judge_statistics(ref, cand, view)
+        gone = verdicts.judge_class(ref, cand, view)
+        return figures, gone if gone is not None and gone[0] is not None else of_all
     theirs, ours = ref.read().reshape(-1), cand.read(view).data.reshape(-1)
+    own_nan = _kept_nan(ours, cand)
     known = torch.ones(len(theirs), dtype=torch.bool)
     for values, one_in in ((theirs, ref.meta.one_in), (ours, cand.one_in)):
         if one_in != 1:
             known &= ~values.isnan()
     places = known.nonzero()[:, 0]
-    gone = None if verdicts is None else verdicts.judge_class(ref, cand, view)
+    gone = None if verdicts is None else verdicts.judge_class(ref, cand, view, own_nan)
     if not len(places) and gone is None:
         raise CaptureError(_nothing_common(ref, cand))
     judge = None if verdicts is None else verdicts.judge(ref, cand, places=places)
@@ -66,14 +71,15 @@ def measure_thin(ref: TensorRef, cand: Edge, view: View, verdicts: Verdicts | No
     if index is not None:
         index = _index(int(places[index[0]]), cand.shape)
     figures = Figures(metrics=replace(metrics, dims=(), worst_index=index))
-    if gone is not None:
+    if gone is not None and (gone[0] is not None or judge is None):
         return figures, gone
     if judge is None:
         return figures, None
     arm, evidence = judge.result()
     at = evidence.worst_index
     where = None if at is None else _index(int(places[at[0]]), cand.shape)
-    return figures, (arm, replace(evidence, worst_index=where, shape=cand.shape, dims=cand.dims), "")
+    note = "" if gone is None or arm is not None else gone[2]
+    return figures, (arm, replace(evidence, worst_index=where, shape=cand.shape, dims=cand.dims), note)
 
 
 def measure_hashes(parameter: Parameter, cand: Edge, view: View) -> Measured:
@@ -109,6 +115,21 @@ def _taken(values: Tensor, places: Tensor) -> Iterator[Tensor]:
         yield values.view(torch.uint8)[places].view(values.dtype)
     else:
         yield values[places]
+
+
+def _kept_nan(values: Tensor, cand: Edge) -> Tensor:
+    """Return `[n]` the places of a sampled tensor that were kept and are NaN.
+
+    Parts that start inside of a sample's period, and those that were put in another order, have elements
+    elsewhere: of these nothing is returned, since NaN stands for what was not kept as well.
+    """
+    none = torch.zeros(0, dtype=torch.int64)
+    if cand.one_in in (1, NOTHING):
+        return values.isnan().nonzero()[:, 0] if cand.one_in == 1 else none
+    places = torch.from_numpy(kept(cand.shape, cand.one_in))
+    elsewhere = ~values.isnan()
+    elsewhere[places] = False
+    return none if bool(elsewhere.any()) else places[values.isnan()[places]]
 
 
 def _index(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:

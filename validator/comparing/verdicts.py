@@ -5,6 +5,7 @@ tensor beyond its noise may come after the faulty operator; a check with the mod
 """
 
 import copy
+from math import prod
 
 from torch import Tensor
 
@@ -17,7 +18,12 @@ from validator.checks.findings import Arm, Evidence, Verdict
 from validator.checks.pairs import PairJudge, noise_lambda
 from validator.checks.places import real_region
 from validator.comparing.records import Gap, PairVerdict
-from validator.comparing.stored_statistics import STATISTICS_A_TENSOR, judge_statistics
+from validator.comparing.stored_statistics import (
+    STATISTICS_A_TENSOR,
+    class_in_words,
+    judge_statistics,
+    may_overflow,
+)
 from validator.numerics.formats import FORMATS, Format
 
 __all__ = ["Verdicts"]
@@ -92,7 +98,7 @@ class Verdicts:
         if noise.meta.statistics is None or noise.meta.statistics.inf or noise.meta.statistics.nan:
             return None
         fmt = _number_format(noise.meta.dtype)
-        if fmt is None or self._is_padded(cand):
+        if fmt is None or self._real_in(cand) is not None:
             return None
         return judge_statistics(
             ref=theirs,
@@ -105,13 +111,44 @@ class Verdicts:
             dims=cand.dims,
         )
 
-    def judge_class(self, ref: TensorRef, cand: Edge, view: View) -> tuple[Arm | None, Evidence, str] | None:
-        """Return what the numbers of NaN and infinities say of a sampled tensor, or None for nothing."""
-        judged = self.judge_statistics(ref, cand, view)
-        return judged if judged is not None and judged[0] is Arm.CLASS else None
+    def judge_class(
+        self, ref: TensorRef, cand: Edge, view: View, nan: Tensor | None = None
+    ) -> tuple[Arm | None, Evidence, str] | None:
+        """Return what the numbers of NaN and infinities say of a tensor, or None for nothing.
 
-    def _is_padded(self, cand: Edge) -> bool:
-        return self._real is not None and real_region(cand.shape, cand.dims, self._real) is not None
+        Statistics count those in padding, which are no fault: there are too many, or one is known to be in
+        a real token, or nobody knows.
+
+        Args:
+            ref: the reference's tensor.
+            cand: the candidate's.
+            view: whose copies of it are taken.
+            nan: `[n]` places of elements that are known to be NaN, in the flat tensor.
+
+        Returns:
+            As `judge_statistics`; a note without a rule where nobody knows.
+        """
+        real = self._real_in(cand)
+        if real is None:
+            judged = self.judge_statistics(ref, cand, view)
+            return judged if judged is not None and judged[0] is Arm.CLASS else None
+        theirs, ours = ref.meta.statistics, None if cand.statistics is None else cand.statistics(view)
+        noise = None if ref.noise is None or _is_coarser(cand, ref.noise) else ref.noise
+        fmt = None if noise is None else _number_format(noise.meta.dtype)
+        if theirs is None or ours is None or noise is None or noise.meta.statistics is None or fmt is None:
+            return None
+        more = max(abs(ours.nan - theirs.nan), abs(ours.inf - theirs.inf))
+        if not more or may_overflow(theirs, noise.meta.statistics, fmt, self._multiplier):
+            return None
+        evidence = Evidence(shape=tuple(cand.shape), dims=cand.dims, elements=prod(cand.shape))
+        is_real = nan is not None and not theirs.nan and bool(real.reshape(-1)[nan].any())
+        if is_real or more > int((~real).sum()):
+            return Arm.CLASS, evidence, class_in_words(ours)
+        return None, evidence, str(Gap.PADDING)
+
+    def _real_in(self, cand: Edge) -> Tensor | None:
+        """Return `[*]` boolean, the elements that are of no padding, or None for all."""
+        return None if self._real is None else real_region(cand.shape, cand.dims, self._real)
 
     def of_parameter(self, parameter: Parameter, *, differs: bool) -> PairVerdict:
         """Say what a parameter or buffer is: the reference's, rounded once at most, or another."""
@@ -148,6 +185,8 @@ class Verdicts:
         arm, evidence, note = judged
         if arm is None and NOTHING in (ref.meta.one_in, cand.one_in):
             return PairVerdict(verdict=Verdict.UNCHECKED, gap=Gap.STATISTICS, evidence=evidence)
+        if arm is None and note == Gap.PADDING:
+            return PairVerdict(verdict=Verdict.UNCHECKED, gap=Gap.PADDING, evidence=evidence)
         if arm is None:
             return PairVerdict(verdict=Verdict.ALIGNED, evidence=evidence)
         is_behind = self._choice is not None and moment >= self._choice

@@ -1,0 +1,117 @@
+"""Figures of a suite against those that were recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from validator.baselines.checking import check_figures
+from validator.baselines.figures import FigureVerdict, judge_figures, read_figures
+from validator.baselines.recording import record_figures
+from validator.baselines.records import Figure
+from validator.checks.findings import Verdict
+from validator.errors import CaptureError, UsageError
+
+RUN = {"hardware": [{"cpu": "one", "devices": []}], "software": {"torch": "2.12.0"}}
+OTHER = {"hardware": [{"cpu": "two", "devices": []}], "software": {"torch": "2.12.0"}}
+
+
+def one(then: Figure, now: Figure, *, another_machine: bool = False) -> FigureVerdict:
+    (judged,) = judge_figures({"f": then}, {"f": now}, another_machine=another_machine)
+    return judged.verdict
+
+
+def written(path: Path, figures: dict[str, object], run: dict[str, object] = RUN) -> Path:
+    path.write_text(json.dumps({"figures": figures, "run": run}))
+    return path
+
+
+def test_a_figure_may_move_by_what_both_errors_explain_and_no_further() -> None:
+    then = Figure(value=3.0, unit="nat", error=0.1)
+    assert one(then, Figure(value=3.3, unit="nat", error=0.1)) is FigureVerdict.EXPLAINED
+    assert one(then, Figure(value=5.0, unit="nat", error=0.1)) is FigureVerdict.CHANGED
+
+
+def test_a_figure_that_became_nan_is_changed() -> None:
+    assert one(Figure(value=3.0, error=0.1), Figure(value=float("nan"), error=0.1)) is FigureVerdict.CHANGED
+
+
+def test_a_change_that_nothing_explains_is_unknown_and_the_same_number_is_the_same() -> None:
+    assert one(Figure(value=3), Figure(value=4)) is FigureVerdict.UNKNOWN
+    assert one(Figure(value=3), Figure(value=3)) is FigureVerdict.SAME
+
+
+def test_words_must_be_the_same() -> None:
+    assert one(Figure(value="D0"), Figure(value="D1")) is FigureVerdict.CHANGED
+
+
+def test_another_unit_is_a_change() -> None:
+    assert one(Figure(value=3.0, unit="ms"), Figure(value=3.0, unit="s")) is FigureVerdict.CHANGED
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "tokens/s", "MiB", "B/token"])
+def test_speed_and_memory_of_another_machine_are_refused(unit: str) -> None:
+    assert one(Figure(value=1.0, unit=unit), Figure(value=1.0, unit=unit), another_machine=True) is (
+        FigureVerdict.REFUSED
+    )
+    assert one(Figure(value=1.0, unit=unit), Figure(value=9.0, unit=unit)) is FigureVerdict.MEASURED
+
+
+def test_measurements_that_part_not_by_chance_are_told() -> None:
+    then = Figure(value=1.0, unit="s", samples=tuple(1 + 0.01 * n for n in range(12)))
+    slower = Figure(value=2.0, unit="s", samples=tuple(2 + 0.01 * n for n in range(12)))
+    (parted,) = judge_figures({"f": then}, {"f": slower}, another_machine=False)
+    (alike,) = judge_figures({"f": then}, {"f": then}, another_machine=False)
+    assert "2 of what it was; not by chance" in parted.why
+    assert "chance explains it" in alike.why
+
+
+def test_figures_are_recorded_checked_and_replaced_only_on_request(tmp_path: Path) -> None:
+    first = written(
+        tmp_path / "a.json",
+        {"perplexity": {"value": 3.0, "error": 0.1}, "rate": {"value": 9.0, "unit": "1/s"}},
+    )
+    folder = tmp_path / "baselines"
+    record_figures("scores", first, folder=folder)
+    assert check_figures("scores", first, folder=folder).verdict is Verdict.ALIGNED
+    worse = written(
+        tmp_path / "b.json",
+        {"perplexity": {"value": 4.5, "error": 0.1}, "rate": {"value": 9.0, "unit": "1/s"}},
+    )
+    found = check_figures("scores", worse, folder=folder)
+    assert found.verdict is Verdict.DIVERGENT
+    assert found.summary.startswith("not what scores was: perplexity: it moved by 1.5")
+    with pytest.raises(UsageError, match="--update replaces it"):
+        record_figures("scores", worse, folder=folder)
+    replaced = record_figures("scores", worse, folder=folder, update=True)
+    assert replaced.changes is not None
+    assert ("figure", "perplexity 3 -> 4.5") in list(replaced.changes.rows())
+    assert check_figures("scores", worse, folder=folder).verdict is Verdict.ALIGNED
+
+
+def test_a_figure_that_is_gone_is_a_divergence(tmp_path: Path) -> None:
+    record_figures(
+        "scores", written(tmp_path / "a.json", {"a": {"value": 1}, "b": {"value": 1}}), folder=tmp_path
+    )
+    found = check_figures("scores", written(tmp_path / "b.json", {"a": {"value": 1}}), folder=tmp_path)
+    assert found.verdict is Verdict.DIVERGENT
+
+
+def test_speed_alone_of_another_machine_is_refused_and_beside_others_leaves_it_open(tmp_path: Path) -> None:
+    speed = {"value": 9.0, "unit": "tokens/s"}
+    record_figures("speed", written(tmp_path / "a.json", {"speed": speed}), folder=tmp_path)
+    with pytest.raises(UsageError, match="another machine"):
+        check_figures("speed", written(tmp_path / "b.json", {"speed": speed}, OTHER), folder=tmp_path)
+    both = {"speed": speed, "kl": {"value": 0.5, "error": 0.1}}
+    record_figures("both", written(tmp_path / "c.json", both), folder=tmp_path)
+    found = check_figures("both", written(tmp_path / "d.json", both, OTHER), folder=tmp_path)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert [str(difference) for difference in found.differences] == ["hardware cpu one, now two"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"figures": {}}', '{"figures": {"a": {"value": null}}}'])
+def test_a_file_without_figures_is_one_message(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(text)
+    with pytest.raises(CaptureError, match="figure"):
+        read_figures(path)

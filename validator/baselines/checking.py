@@ -1,0 +1,147 @@
+"""Hold a run, or figures, to a baseline."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from validator.baselines.conditions import Difference, differences, is_another_machine
+from validator.baselines.figures import FigureVerdict, judge_figures, read_figures
+from validator.baselines.recording import RunOptions
+from validator.baselines.records import Baseline, Kind
+from validator.baselines.results import BaselineCheck
+from validator.baselines.store import read_baseline
+from validator.capturing.reader import Capture, open_capture
+from validator.comparing.comparison import compare_captures
+from validator.errors import MismatchError, UsageError
+from validator.report.pairs import ComparisonResult
+
+__all__ = ["check_figures", "check_run"]
+
+
+def check_run(
+    name: str,
+    source: str,
+    *,
+    folder: Path,
+    options: RunOptions | None = None,
+    capture: Path | None = None,
+    demands_bits: bool = False,
+) -> BaselineCheck:
+    """Run a target's candidate, and hold it to a baseline. The reference is not run.
+
+    Whatever differs between the machines and versions of the two runs, the stored noise bounds how far they
+    may part (NUMERICS section 8, D3 and D4).
+
+    Args:
+        name: of the baseline.
+        source: a Python file or a checkpoint folder.
+        folder: of the baselines.
+        options: how the candidate is run.
+        capture: a capture of the candidate to hold to it instead of running one.
+        demands_bits: whether the candidate's bits must be those of the stored candidate.
+
+    Raises:
+        UsageError: there is no such baseline, or it holds figures.
+        MismatchError: the candidate was fed with other inputs.
+        ValidatorError: it can't be run or compared.
+    """
+    baseline = read_baseline(name, folder)
+    if baseline.kind is not Kind.RUN:
+        raise UsageError(
+            f"the baseline {name!r} holds figures, not a run: give --figures FILE in place of {source}"
+        )
+    options = options or RunOptions()
+    target = options.target(source)
+    if demands_bits and baseline.candidate is None:
+        raise UsageError(
+            f"--bitwise: the baseline {name!r} holds the reference alone, whose bits no candidate "
+            "has. Record the "
+            f"candidate too: validator baseline record {name} {source}:candidate --update"
+        )
+    with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
+        if capture is None:
+            one = "candidate.h5" if options.nproc == 1 else "candidate"
+            capture = options.capture_candidate(source, Path(scratch) / one)
+        cand, ref = open_capture(capture), open_capture(baseline.reference)
+        _require_inputs(ref, cand, baseline)
+        comparison = compare_captures(
+            ref=ref, cand=cand, names=target.names, layout=target.layout, mesh=target.mesh
+        )
+        against, notes = _bits(baseline, cand)
+        return BaselineCheck(
+            baseline=baseline,
+            differences=_conditions(baseline, cand),
+            comparison=ComparisonResult(comparison),
+            against_candidate=against,
+            demands_bits=demands_bits,
+            notes=notes,
+        )
+
+
+def check_figures(name: str, figures: Path, *, folder: Path) -> BaselineCheck:
+    """Hold the figures of a suite to a baseline.
+
+    Args:
+        name: of the baseline.
+        figures: the file, see `read_figures`.
+        folder: of the baselines.
+
+    Raises:
+        UsageError: there is no such baseline, it holds a run, or all its figures are of another machine.
+        CaptureError: the file holds no figures.
+    """
+    baseline = read_baseline(name, folder)
+    if baseline.kind is not Kind.FIGURES:
+        raise UsageError(
+            f"the baseline {name!r} holds a run, not figures: give a TARGET in place of --figures"
+        )
+    found, run = read_figures(figures)
+    otherwise = differences(baseline.run, run)
+    judged = judge_figures(baseline.figures, found, another_machine=is_another_machine(otherwise))
+    if all(figure.verdict in (FigureVerdict.REFUSED, FigureVerdict.NEW) for figure in judged):
+        machine = next((str(d) for d in otherwise if d.item == "hardware"), "another machine")
+        raise UsageError(
+            f"the figures of {name!r} are of speed and memory, and of another machine ({machine}): record a "
+            "baseline on this one"
+        )
+    return BaselineCheck(baseline=baseline, differences=otherwise, figures=judged)
+
+
+def _conditions(baseline: Baseline, cand: Capture) -> tuple[Difference, ...]:
+    """Return what was otherwise; of a reference alone, its rank and its format of inputs say nothing."""
+    found = differences(baseline.run, cand.manifest.run)
+    if baseline.candidate is None:
+        return tuple(difference for difference in found if difference.item != "parallelism")
+    return found
+
+
+def _require_inputs(ref: Capture, cand: Capture, baseline: Baseline) -> None:
+    """Refuse a run on other inputs than those that the baseline was recorded on."""
+    then, now = (_checksums(capture.manifest.run) for capture in (ref, cand))
+    for name in then.keys() & now.keys():
+        if then[name] != now[name]:
+            raise MismatchError(
+                f"the baseline {baseline.name!r} was recorded on an input {name} with checksum "
+                f"{then[name]}, and "
+                f"this run's has {now[name]}: feed the same inputs, or record it again (--update)"
+            )
+
+
+def _checksums(run: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: str(described["checksum"])
+        for name, described in (run.get("inputs") or {}).items()
+        if str(described.get("dtype", "")).startswith(("int", "uint", "bool"))
+    }
+
+
+def _bits(baseline: Baseline, cand: Capture) -> tuple[ComparisonResult | None, tuple[str, ...]]:
+    """Compare with the stored candidate, where it ran on as many ranks."""
+    if baseline.candidate is None:
+        return None, ()
+    stored = open_capture(baseline.candidate)
+    then, now = stored.manifest.world_size, cand.manifest.world_size
+    if then != now:
+        return None, (f"bits were not compared: recorded on {then} ranks, run on {now}",)
+    return ComparisonResult(compare_captures(ref=stored, cand=cand)), ()

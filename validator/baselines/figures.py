@@ -1,0 +1,153 @@
+"""Hold the figures of a suite to those that were recorded."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from validator.baselines.records import Figure, figure_from
+from validator.errors import CaptureError
+from validator.numerics.bands import normal_lambda
+
+__all__ = ["FigureVerdict", "Judged", "judge_figures", "read_figures"]
+
+_FEWEST_SAMPLES = 5
+_ALPHA = 1e-3
+
+
+class FigureVerdict(StrEnum):
+    """What is said of one figure."""
+
+    SAME = "same"
+    EXPLAINED = "explained"
+    CHANGED = "changed"
+    UNKNOWN = "unknown"
+    MISSING = "missing"
+    NEW = "new"
+    REFUSED = "refused"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A figure, then and now.
+
+    Attributes:
+        verdict: `same`; `explained` by the standard errors; `changed` beyond them; `unknown` where it changed
+            and has none; `missing` now, or `new`; `refused` where it is of another machine; `measured`
+            where it is one of speed or memory on the same machine, which is told and not judged.
+        why: one sentence.
+    """
+
+    name: str
+    verdict: FigureVerdict
+    then: Figure | None
+    now: Figure | None
+    why: str
+
+
+def read_figures(path: Path) -> tuple[dict[str, Figure], Mapping[str, Any]]:
+    """Read the figures of a file, and the metadata of the run that they are of.
+
+    Args:
+        path: what `validator run --json` wrote, or `{"figures": {NAME: {"value": ..., "unit": ...,
+            "error": ..., "samples": [...]}}, "run": {...}}`.
+
+    Raises:
+        CaptureError: it can't be read, or holds no figure.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        named = document["figures"] if "figures" in document else _of_tests(document["tests"])
+        figures = {str(name): figure_from(found) for name, found in named.items()}
+        run = dict(document.get("run") or {})
+    except OSError as error:
+        raise CaptureError(
+            f"{path} can't be read: {error.strerror}; name the file of a suite's figures"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CaptureError(
+            f"{path} holds no figures ({type(error).__name__}: {error}): give what `validator run "
+            "--json` wrote"
+        ) from error
+    if not figures:
+        raise CaptureError(f"{path} holds no figure, so there is nothing to keep or to compare")
+    return figures, run
+
+
+def judge_figures(
+    then: Mapping[str, Figure], now: Mapping[str, Figure], *, another_machine: bool
+) -> tuple[Judged, ...]:
+    """Say of each figure whether it is what it was.
+
+    A figure with a standard error may move by what both errors explain; speed and memory are told where both
+    were measured on one machine and refused otherwise.
+
+    Source:
+        The largest of n normal errors, `validator.numerics.bands.normal_lambda`.
+    """
+    limit = normal_lambda(len(then))
+    return tuple(
+        _judged(name, then.get(name), now.get(name), limit, another_machine)
+        for name in dict.fromkeys([*then, *now])
+    )
+
+
+def _of_tests(tests: Any) -> dict[str, Any]:
+    """Return the figures of a suite's tests, each under the test's name and its own."""
+    return {
+        f"{test['id'].rpartition('::')[2]}.{figure['name']}": figure
+        for test in tests
+        for figure in test["figures"]
+    }
+
+
+def _judged(
+    name: str, then: Figure | None, now: Figure | None, limit: float, another_machine: bool
+) -> Judged:
+    def said(verdict: FigureVerdict, why: str) -> Judged:
+        return Judged(name=name, verdict=verdict, then=then, now=now, why=why)
+
+    if then is None:
+        return said(FigureVerdict.NEW, "the baseline does not have it")
+    if now is None:
+        return said(FigureVerdict.MISSING, "the baseline has it, and the run does not")
+    if then.unit != now.unit:
+        return said(FigureVerdict.CHANGED, f"its unit was {then.unit or 'none'} and is {now.unit or 'none'}")
+    if then.is_of_the_machine:
+        if another_machine:
+            return said(
+                FigureVerdict.REFUSED, "speed and memory of another machine say nothing about this one"
+            )
+        return said(FigureVerdict.MEASURED, _ratio(then, now))
+    if then.value == now.value:
+        return said(FigureVerdict.SAME, "the same")
+    if isinstance(then.value, str) or isinstance(now.value, str):
+        return said(FigureVerdict.CHANGED, "it is another word")
+    if then.error is None or now.error is None:
+        return said(
+            FigureVerdict.UNKNOWN, "it has no standard error, so nothing says what explains the change"
+        )
+    error = math.hypot(then.error, now.error)
+    moved = abs(now.value - then.value)
+    if not moved <= limit * error:
+        return said(FigureVerdict.CHANGED, f"it moved by {moved:.3g}, and errors explain {limit * error:.3g}")
+    return said(
+        FigureVerdict.EXPLAINED, f"it moved by {moved:.3g} of {limit * error:.3g} that errors explain"
+    )
+
+
+def _ratio(then: Figure, now: Figure) -> str:
+    """Say how speed or memory compare, with the test that two sets of measurements part by chance."""
+    if isinstance(then.value, str) or isinstance(now.value, str) or not then.value:
+        return f"{then.value}, now {now.value}"
+    ratio = f"{now.value / then.value:.3g} of what it was"
+    if min(len(then.samples), len(now.samples)) < _FEWEST_SAMPLES:
+        return f"{ratio}; too few measurements to tell from chance"
+    from scipy.stats import mannwhitneyu
+
+    p = float(mannwhitneyu(then.samples, now.samples).pvalue)
+    return f"{ratio}; {'chance explains it' if p > _ALPHA else 'not by chance'} (Mann-Whitney p {p:.2g})"

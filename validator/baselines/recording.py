@@ -1,0 +1,247 @@
+"""Record a baseline: a run of the reference with its noise, also of the candidate, or figures."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from validator.baselines.conditions import differences, is_another_machine
+from validator.baselines.figures import judge_figures, read_figures
+from validator.baselines.records import Baseline, Figure, Kind
+from validator.baselines.results import Changes, Recorded
+from validator.baselines.store import baseline_folder, read_baseline, replaced, write_baseline
+from validator.capturing.reader import open_capture
+from validator.checks.findings import Verdict
+from validator.comparing.comparison import compare_captures
+from validator.errors import UsageError, ValidatorError
+from validator.judging_thin import dtype_of
+from validator.report.pairs import ComparisonResult
+from validator.target import Target, load_target
+from validator.target_capture import capture_target
+
+__all__ = ["RUNS", "RunOptions", "record_figures", "record_run"]
+
+RUNS = 12
+"""Stochastic runs that a baseline's noise is measured by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a target is run for a baseline; the names are those of `capture_target`."""
+
+    nproc: int = 1
+    device: str | None = None
+    dtype: str | None = None
+    tp: int | None = None
+    recipe: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    level: str = "full"
+    timeout_s: float | None = None
+    plant: str | None = None
+
+    def target(self, source: str) -> Target:
+        """Load a target with the options of its candidate."""
+        return load_target(source, dtype=self.dtype, device=self.device, tp=self.tp)
+
+    def capture_candidate(self, source: str, output: Path) -> Path:
+        """Run the candidate and capture all of it."""
+        return capture_target(
+            source,
+            "candidate",
+            output,
+            nproc=self.nproc,
+            device=self.device,
+            dtype=self.dtype,
+            tp=self.tp,
+            recipe=self.recipe,
+            include=self.include,
+            exclude=self.exclude,
+            level=self.level,
+            timeout_s=self.timeout_s,
+            plant=self.plant,
+        )
+
+
+def record_run(
+    name: str,
+    source: str,
+    side: str = "reference",
+    *,
+    folder: Path,
+    options: RunOptions | None = None,
+    noise: int = RUNS,
+    update: bool = False,
+    command: str = "",
+) -> Recorded:
+    """Record what a target computes.
+
+    The reference is always recorded, with the noise that rounding carries to each tensor of a candidate:
+    later runs are judged by it, without a model. With the candidate a later run is also compared bit by bit.
+
+    Args:
+        name: of the baseline.
+        source: a Python file or a checkpoint folder.
+        side: `"reference"` for the reference alone, `"candidate"` for both.
+        folder: of the baselines.
+        options: how the target is run.
+        noise: stochastic runs that the noise is measured by.
+        update: replace a baseline of that name.
+        command: that recorded it, for whoever reads the baseline.
+
+    Returns:
+        What was written; nothing is where the candidate is divergent.
+
+    Raises:
+        ValidatorError: there is one of that name already, or the target can't be run.
+    """
+    options = options or RunOptions()
+    path = baseline_folder(name, folder)
+    former = _former(name, folder, path, update)
+    target = options.target(source)
+    with replaced(path) as scratch:
+        reference, candidate, comparison = scratch / "reference.h5", None, None
+        if side == "candidate":
+            candidate = options.capture_candidate(source, scratch / _candidate_name(options.nproc))
+        dtype = options.dtype or _name(_dtype(target, candidate, options.nproc))
+        capture_target(
+            source,
+            "reference",
+            reference,
+            dtype=dtype,
+            recipe=options.recipe,
+            include=options.include,
+            exclude=options.exclude,
+            level=options.level,
+            noise=noise,
+        )
+        if candidate is not None:
+            compared = compare_captures(
+                ref=open_capture(reference),
+                cand=open_capture(candidate),
+                names=target.names,
+                layout=target.layout,
+                mesh=target.mesh,
+            )
+            comparison = ComparisonResult(compared)
+            if comparison.verdict is Verdict.DIVERGENT:
+                return Recorded(name=name, baseline=None, comparison=comparison)
+        run = open_capture(candidate or reference).manifest.run
+        written = write_baseline(_baseline(Kind.RUN, scratch, command, source, run))
+        changes = None if former is None else _changed_run(former, written, target)
+    return Recorded(name=name, baseline=read_baseline(name, folder), comparison=comparison, changes=changes)
+
+
+def record_figures(
+    name: str, figures: Path, *, folder: Path, update: bool = False, command: str = ""
+) -> Recorded:
+    """Record the figures of a suite.
+
+    Args:
+        name: of the baseline.
+        figures: the file, see `read_figures`.
+        folder: of the baselines.
+        update: replace a baseline of that name.
+        command: that recorded it.
+
+    Raises:
+        ValidatorError: there is one of that name already, or the file holds no figures.
+    """
+    found, run = read_figures(figures)
+    path = baseline_folder(name, folder)
+    former = _former(name, folder, path, update)
+    changes = None
+    if former is not None:
+        otherwise = differences(former.run, run)
+        judged = judge_figures(former.figures, found, another_machine=is_another_machine(otherwise))
+        changes = Changes(differences=otherwise, figures=judged)
+    with replaced(path) as scratch:
+        write_baseline(_baseline(Kind.FIGURES, scratch, command, str(figures), run, found))
+    return Recorded(name=name, baseline=read_baseline(name, folder), changes=changes)
+
+
+def _former(name: str, folder: Path, path: Path, update: bool) -> Baseline | None:
+    """Return the baseline that is replaced, if one is and may be."""
+    if not path.exists():
+        return None
+    if not update:
+        raise UsageError(
+            f"there is a baseline {name!r} in {str(folder)!r} already: --update replaces it and says what "
+            "changed, or choose another name"
+        )
+    return read_baseline(name, folder)
+
+
+def _baseline(
+    kind: Kind,
+    folder: Path,
+    command: str,
+    source: str,
+    run: Mapping[str, Any],
+    figures: Mapping[str, Figure] | None = None,
+) -> Baseline:
+    return Baseline(
+        name=folder.name,
+        kind=kind,
+        folder=folder,
+        recorded=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        source=source,
+        run=run,
+        figures=figures or {},
+    )
+
+
+def _changed_run(former: Baseline, new: Baseline, target: Target) -> Changes:
+    """Return what the new run has otherwise than the one that it replaces."""
+    sides, notes = [], []
+    pairs = [("reference", former.reference, new.reference), ("candidate", former.candidate, new.candidate)]
+    if former.kind is not Kind.RUN:
+        pairs, notes = [], [f"{former.name} held figures, and holds a run now"]
+    for side, old, now in pairs:
+        if old is None or now is None:
+            continue
+        try:
+            compared = compare_captures(ref=open_capture(old), cand=open_capture(now))
+        except ValidatorError as error:
+            notes.append(f"the two {side}s can't be compared: {error}")
+        else:
+            sides.append((side, ComparisonResult(compared)))
+    return Changes(differences=differences(former.run, new.run), sides=tuple(sides), notes=tuple(notes))
+
+
+def _candidate_name(nproc: int) -> str:
+    return "candidate.h5" if nproc == 1 else "candidate"
+
+
+def _dtype(target: Target, candidate: Path | None, nproc: int) -> torch.dtype:
+    """Return the format that most of the candidate computes in, which the noise is that of."""
+    if candidate is not None:
+        return dtype_of(open_capture(candidate))
+    if "candidate" not in target.functions or nproc > 1:
+        raise UsageError(
+            f"nothing says what format a candidate of {target.source} has, and the baseline's "
+            "noise is that of "
+            "one: give --dtype, such as --dtype bfloat16"
+        )
+    try:
+        model = target.candidate()
+    except ValidatorError as error:
+        raise UsageError(
+            "the candidate can't be built here to see its format, which the baseline's noise is "
+            f"of: {error}. "
+            "Give --dtype, such as --dtype bfloat16"
+        ) from error
+    found = Counter(tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point())
+    if not found:
+        raise UsageError(f"the candidate of {target.source} has no floating weight: give --dtype")
+    dtype: torch.dtype = found.most_common(1)[0][0]
+    return dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,265 @@
+"""What recording and checking a baseline return: they show and save themselves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from validator.baselines.conditions import Difference
+from validator.baselines.figures import FigureVerdict, Judged
+from validator.baselines.records import SCHEMA_VERSION, Baseline
+from validator.checks.findings import Verdict
+from validator.report import phrases
+from validator.report.json_report import plain
+from validator.report.pairs import ComparisonResult
+from validator.report.result import EXIT_CODES
+
+__all__ = ["BaselineCheck", "Changes", "Recorded"]
+
+_STYLES = {
+    Verdict.ALIGNED: "bold green",
+    Verdict.DIVERGENT: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+}
+_DIVERGENT = (FigureVerdict.CHANGED, FigureVerdict.MISSING)
+_OPEN = (FigureVerdict.UNKNOWN, FigureVerdict.REFUSED)
+_QUIET = (FigureVerdict.SAME, FigureVerdict.NEW)
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineCheck:
+    """The answer to "is this run what the baseline was?".
+
+    Attributes:
+        baseline: what it was held to.
+        differences: what else was otherwise: machine, versions, parallelism, flags.
+        comparison: with the stored reference, by its noise; None for figures.
+        against_candidate: with the stored candidate, bit by bit; None where none is stored, or on another
+            number of ranks.
+        figures: each, then and now.
+        demands_bits: whether a bit that differs from the stored candidate's is a divergence.
+        notes: what a reader must know.
+    """
+
+    baseline: Baseline
+    differences: tuple[Difference, ...]
+    comparison: ComparisonResult | None = None
+    against_candidate: ComparisonResult | None = None
+    figures: tuple[Judged, ...] = ()
+    demands_bits: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differing(self) -> list[str]:
+        """Tensors whose bits are not those of the stored candidate, in execution order."""
+        if self.against_candidate is None:
+            return []
+        pairs = self.against_candidate.comparison.pairs
+        return [
+            f"{phrases.module_name(pair.module)}, {pair.side} {pair.path}" for pair in pairs if pair.differs
+        ]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the whole."""
+        kinds = {judged.verdict for judged in self.figures}
+        of_run = Verdict.ALIGNED if self.comparison is None else self.comparison.verdict
+        if of_run is Verdict.DIVERGENT or kinds & set(_DIVERGENT) or (self.demands_bits and self.differing):
+            return Verdict.DIVERGENT
+        if self.demands_bits and self.against_candidate is None:
+            return Verdict.INCONCLUSIVE
+        return (
+            Verdict.INCONCLUSIVE if of_run is not Verdict.ALIGNED or kinds & set(_OPEN) else Verdict.ALIGNED
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 aligned, 1 divergent, 3 inconclusive."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        first = None if self.comparison is None else self.comparison.first_divergence
+        if first is not None:
+            return f"not what {self.baseline.name} was: {first.summary}"
+        changed = [judged for judged in self.figures if judged.verdict in _DIVERGENT]
+        if changed:
+            return f"not what {self.baseline.name} was: {changed[0].name}: {changed[0].why}"
+        if self.demands_bits and self.differing:
+            return f"not the bits of {self.baseline.name}: {self.differing[0]} differs first"
+        if self.verdict is Verdict.INCONCLUSIVE:
+            return (
+                f"inconclusive against {self.baseline.name}: {next(self._open(), 'not all could be judged')}"
+            )
+        if self.against_candidate is not None and not self.differing:
+            return f"bit for bit what {self.baseline.name} was"
+        return f"what {self.baseline.name} was, but for what {self._explained()} explain"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of schema 1, of the kind `baseline`."""
+        document: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA_VERSION,
+                "verdict": self.verdict,
+                "summary": self.summary,
+                "baseline": {
+                    name: value
+                    for name, value in self.baseline.to_json().items()
+                    if name not in ("schema", "figures")
+                },
+                "differences": [
+                    {"item": d.item, "name": d.name, "then": d.then, "now": d.now} for d in self.differences
+                ],
+                "comparison": None if self.comparison is None else self.comparison.to_json(),
+                "bits_differ_in": self.differing if self.against_candidate is not None else None,
+                "figures": [
+                    {
+                        "name": judged.name,
+                        "verdict": judged.verdict,
+                        "then": None if judged.then is None else judged.then.value,
+                        "now": None if judged.now is None else judged.now.value,
+                        "why": judged.why,
+                    }
+                    for judged in self.figures
+                ],
+                "notes": self.notes,
+            }
+        )
+        return document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the verdict, what was otherwise, and what moved."""
+        yield Text(phrases.printable(self.summary), style=_STYLES[self.verdict])
+        yield Text("")
+        rows = Table.grid(padding=(0, 2))
+        for label, text in self._rows():
+            rows.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
+        yield rows
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield (
+            "baseline",
+            f"{self.baseline.name}, recorded {self.baseline.recorded} by {self.baseline.command}",
+        )
+        yield from _limited("otherwise", [str(difference) for difference in self.differences])
+        if not self.differences:
+            yield "otherwise", "nothing: the same machine, versions, parallelism and flags"
+        if self.against_candidate is not None:
+            compared = phrases.count(len(self.against_candidate.comparison.pairs), "tensor")
+            if self.differing:
+                yield "bits", f"{len(self.differing)} of {compared} differ; first {self.differing[0]}"
+            else:
+                yield "bits", f"{compared}, the same"
+        if self.comparison is not None:
+            yield from (("why", why) for why in self.comparison.comparison.why_inconclusive)
+        told = [judged for judged in self.figures if judged.verdict not in _QUIET]
+        yield from _limited(
+            "figure", [f"{j.name} {_value(j.then)} -> {_value(j.now)}: {j.why}" for j in told]
+        )
+        yield from (("note", note) for note in self.notes)
+
+    def _explained(self) -> str:
+        return "the rounding of both" if self.comparison is not None else "standard errors"
+
+    def _open(self) -> Iterator[str]:
+        if self.comparison is not None:
+            yield from self.comparison.comparison.why_inconclusive
+        yield from (f"{judged.name}: {judged.why}" for judged in self.figures if judged.verdict in _OPEN)
+        yield from self.notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a new baseline has otherwise than the one that it replaces.
+
+    Attributes:
+        differences: of the conditions.
+        sides: a comparison of the old capture and the new one, by the side's name.
+        figures: each, then and now.
+        notes: what could not be compared.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    sides: tuple[tuple[str, ComparisonResult], ...] = ()
+    figures: tuple[Judged, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield a label and a sentence for each thing that changed."""
+        yield from _limited("otherwise", [str(difference) for difference in self.differences])
+        for side, result in self.sides:
+            changed = [pair for pair in result.comparison.pairs if pair.differs]
+            of = phrases.count(len(result.comparison.pairs), "tensor")
+            if not changed:
+                yield side, f"{of}, none changed"
+                continue
+            worst = max(changed, key=lambda pair: pair.metrics.rel_l2)
+            yield (
+                side,
+                f"{len(changed)} of {of} changed, {phrases.module_name(worst.module)} {worst.side} most: "
+                f"relative L2 {phrases.number(worst.metrics.rel_l2)}",
+            )
+        moved = [judged for judged in self.figures if judged.verdict is not FigureVerdict.SAME]
+        yield from _limited("figure", [f"{j.name} {_value(j.then)} -> {_value(j.now)}" for j in moved])
+        yield from (("note", note) for note in self.notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What recording did.
+
+    Attributes:
+        name: of the baseline.
+        baseline: what was written, or None where it was refused.
+        comparison: of the candidate with the reference, where the candidate was recorded.
+        changes: what it has otherwise than the one that it replaced, or None where there was none.
+    """
+
+    name: str
+    baseline: Baseline | None
+    comparison: ComparisonResult | None = None
+    changes: Changes | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 written, 1 refused: a divergent run is no baseline."""
+        return 0 if self.baseline is not None else 1
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        if self.baseline is None:
+            first = None if self.comparison is None else self.comparison.first_divergence
+            why = "" if first is None else f": {first.summary}"
+            return f"not recorded, a divergent run is no baseline{why}"
+        verb = "recorded" if self.changes is None else "replaced"
+        return f"{verb} {self.name} in {self.baseline.folder}"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield what was written and what changed, or why nothing was."""
+        style = "bold green" if self.baseline is not None else "bold red"
+        yield Text(phrases.printable(self.summary), style=style)
+        rows = Table.grid(padding=(0, 2))
+        for label, text in self.changes.rows() if self.changes is not None else ():
+            rows.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
+        if rows.row_count:
+            yield Text("")
+            yield rows
+
+
+def _limited(label: str, texts: list[str]) -> Iterator[tuple[str, str]]:
+    yield from ((label, text) for text in texts[:_SHOWN])
+    if len(texts) > _SHOWN:
+        yield label, f"and {len(texts) - _SHOWN} more"
+
+
+def _value(figure: Any) -> str:
+    if figure is None:
+        return "nothing"
+    value = f"{figure.value:.6g}" if isinstance(figure.value, float) else str(figure.value)
+    return f"{value} {figure.unit}".rstrip()
