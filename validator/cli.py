@@ -19,7 +19,9 @@ from validator.commands.bisecting import bisect
 from validator.commands.capture import capture
 from validator.commands.check import check
 from validator.commands.compare import compare
+from validator.commands.day0 import day0
 from validator.commands.init import init
+from validator.commands.inventory import inventory
 from validator.commands.probe import probe
 from validator.commands.run import run
 from validator.commands.showing import demo, faults
@@ -59,6 +61,6 @@ def _validator(
     """Find the first operator of a ported or sharded model that rounding can't explain."""
 
 
-for command in (check, bisect, capture, compare, run, probe, init, faults, demo):
+for command in (check, bisect, capture, compare, run, day0, inventory, probe, init, faults, demo):
     app.command()(command)
 app.add_typer(baseline)

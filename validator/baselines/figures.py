@@ -61,7 +61,7 @@ def read_figures(path: Path) -> tuple[dict[str, Figure], Mapping[str, Any]]:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        named = document["figures"] if "figures" in document else _of_tests(document["tests"])
+        named = document["figures"] if "figures" in document else _of_suites(document["suites"])
         figures = {str(name): figure_from(found) for name, found in named.items()}
         run = dict(document.get("run") or {})
     except OSError as error:
@@ -96,12 +96,13 @@ def judge_figures(
     )
 
 
-def _of_tests(tests: Any) -> dict[str, Any]:
-    """Return the figures of a suite's tests, each under the test's name and its own."""
+def _of_suites(suites: Any) -> dict[str, Any]:
+    """Return the figures of suites, each under the suite's name, the test's and its own."""
     return {
-        f"{test['id'].rpartition('::')[2]}.{figure['name']}": figure
-        for test in tests
-        for figure in test["figures"]
+        f"{suite['name']}.{answer['id'].rpartition('::')[2]}.{figure['name']}": figure
+        for suite in suites
+        for answer in suite["answers"]
+        for figure in answer["figures"]
     }
 
 

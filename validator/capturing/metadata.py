@@ -18,8 +18,9 @@ from .digest import checksum, statistics
 from .formats_hdf5 import dtype_name, element_bytes
 from .records import Mesh
 
-__all__ = ["describe_inputs", "describe_rank", "describe_run"]
+__all__ = ["describe_inputs", "describe_process", "describe_rank", "describe_run"]
 
+_ENGINES = ("transformers", "vllm")
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
@@ -57,6 +58,22 @@ def describe_run(
         },
         "inputs": dict(inputs),
         "seeds": {"torch": seeds},
+        "determinism": _determinism(),
+    }
+
+
+def describe_process(*, world_size: int) -> dict[str, Any]:
+    """Return the metadata of figures that were taken on this machine, ready for JSON.
+
+    Args:
+        world_size: ranks that what was measured ran on.
+    """
+    return {
+        "hardware": [{k: v for k, v in describe_rank(0).items() if k != "seed"}],
+        "software": _software() | {name: _version(name) for name in _ENGINES},
+        "parallelism": {"world_size": world_size},
+        "inputs": {},
+        "seeds": {},
         "determinism": _determinism(),
     }
 
@@ -135,7 +152,7 @@ def _software() -> dict[str, Any]:
         "hdf5": h5py.version.hdf5_version,
         "validator": _version("accuracy-validator"),
     }
-    for name in ("transformers", "vllm"):
+    for name in _ENGINES:
         if name in sys.modules:
             software[name] = _version(name)
     return software

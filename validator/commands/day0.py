@@ -1,0 +1,58 @@
+"""`validator day0`: all that must hold of a port, in one command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from validator.commands.options import Device, Dtype, JsonFile, Nproc, RecipeName, Target, TensorParallel
+from validator.commands.running import clear, one_message, write_json
+from validator.terminal import progress_bars, show, target_output_on_stderr
+
+__all__ = ["day0"]
+
+
+def day0(
+    target: Target,
+    nproc: Nproc = 1,
+    device: Device = None,
+    dtype: Dtype = None,
+    tp: TensorParallel = None,
+    recipe: RecipeName = None,
+    card_counts: Annotated[
+        str | None,
+        typer.Option("--card-counts", metavar="1,2,...", help="Numbers of ranks to compare."),
+    ] = None,
+    keep: Annotated[
+        Path, typer.Option("--keep", metavar="FOLDER", help="For reports and what is remembered.")
+    ] = Path("day0"),
+    long: Annotated[bool, typer.Option("--long", help="Run the long versions of suites.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget the stages that passed before.")] = False,
+    json_path: JsonFile = None,
+) -> None:
+    """Ask all that must hold of a port: weights, layers, texts, determinism, long contexts, then speed.
+
+    Stops at the first stage that does not pass and says what to do; run again, it goes on from there.
+    Exit codes: 0 all passed, 1 a stage failed, 2 one could not run, 3 one is left undecided.
+    """
+    if json_path not in (None, "-"):
+        with one_message():
+            clear("--json", Path(json_path), {"the target": target})
+    with one_message(json_path):
+        with target_output_on_stderr(), progress_bars() as progress:
+            from validator.day0.running import run_day0
+
+            answer = run_day0(
+                target,
+                folder=keep,
+                options={"nproc": nproc, "device": device, "dtype": dtype, "tp": tp, "recipe": recipe},
+                card_counts=card_counts,
+                long=long,
+                fresh=restart,
+                progress=progress,
+            )
+        if json_path is not None:
+            write_json(json_path, answer.to_json())
+        if json_path != "-":
+            show(answer)
+    raise typer.Exit(answer.exit_code)

@@ -1,0 +1,87 @@
+"""Run the stages of day 0 until one does not pass."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from validator.day0.page import write_page
+from validator.day0.records import Day0, StageResult
+from validator.day0.stages import STAGES, Context, Stage
+from validator.day0.state import State
+from validator.errors import ValidatorError
+from validator.progress import Progress
+from validator.testing.records import Ending
+from validator.testing.settings import Settings, read_settings
+
+__all__ = ["run_day0"]
+
+
+def run_day0(
+    source: str,
+    *,
+    folder: Path,
+    options: dict[str, Any] | None = None,
+    card_counts: str | None = None,
+    long: bool = False,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    stages: Sequence[Stage] = STAGES,
+) -> Day0:
+    """Ask all that must hold of a port, correctness before speed, and stop at the first stage that fails.
+
+    Stages that passed are remembered in `folder` as long as the target, the Python files beside it, the
+    options and the versions stay the same.
+
+    Args:
+        source: a Python file or a checkpoint folder.
+        folder: for reports, the page `summary.html`, and what is remembered.
+        options: of the candidate: `nproc`, `device`, `dtype`, `tp`, `recipe`.
+        card_counts: numbers of ranks to compare, such as `"1,2"`; default the settings' own.
+        long: run the long versions of suites.
+        fresh: forget what is remembered.
+        progress: told what is done.
+        stages: what is asked, in order.
+
+    Raises:
+        UsageError: an option is not legal, or the folder can't be written.
+    """
+    given = options or {}
+    read_settings(
+        Settings(),
+        {**given, "card_counts": card_counts},
+        name=lambda name: f"--{name.replace('_', '-')}",
+        folder=Path.cwd(),
+    )
+    key = {**given, "card_counts": card_counts, "long": long}
+    state = State(folder, source=source, options=key, fresh=fresh)
+    context = Context(
+        source=source, folder=folder, options=given, card_counts=card_counts, long=long, progress=progress
+    )
+    results: list[StageResult] = []
+    for number, stage in enumerate(stages):
+        if progress is not None:
+            progress(f"day 0: {stage.name}", number, len(stages))
+        result = state.get(stage.name)
+        if result is None:
+            started = time.perf_counter()
+            try:
+                result = stage.run(context, stage)
+            except ValidatorError as error:
+                result = stage.ended(
+                    Ending.COULD_NOT_RUN, str(error), advice="mend this, and run the command again"
+                )
+            result = replace(result, duration_s=time.perf_counter() - started)
+            state.keep(result)
+        results.append(result)
+        if not result.passed:
+            break
+    answer = Day0(
+        source=source,
+        stages=tuple(results),
+        left=tuple(stage.name for stage in stages[len(results) :]),
+        page=str(folder / "summary.html"),
+    )
+    write_page(answer, folder / "summary.html")
+    return answer
