@@ -9,7 +9,7 @@ from pathlib import Path
 
 from validator.errors import UsageError
 
-__all__ = ["ContentKind", "content_path", "find_model"]
+__all__ = ["ContentKind", "content_path", "find_model", "find_suite", "suite_names"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -70,6 +70,24 @@ def find_model(name: str, given: Path | None = None) -> Path:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{str(folder)!r} is not a checkpoint folder: it has no config.json")
     return folder
+
+
+def find_suite(name: str) -> Path:
+    """Find the file of a suite that ships, such as `"alignment"`; dashes count as underscores.
+
+    Raises:
+        UsageError: there is no such suite; the message lists those that there are.
+    """
+    names = suite_names()
+    if name.replace("-", "_") not in names:
+        there = ", ".join(names) or "none"
+        raise UsageError(f"no suite {name!r}: no such file, and the suites that ship are {there}")
+    return content_path(ContentKind.SUITES, f"test_{name.replace('-', '_')}.py")
+
+
+def suite_names() -> list[str]:
+    """Return the names of the suites that ship."""
+    return sorted(path.stem.removeprefix("test_") for path in _shipped(ContentKind.SUITES).glob("test_*.py"))
 
 
 def _shipped(kind: ContentKind) -> Path:

@@ -1,0 +1,81 @@
+"""The port gives the same bits again, or differs no further than rounding explains.
+
+    validator run determinism --validator-target port.py
+
+What may change with the bits depends on what changes with the run: nothing where nothing does (D0); the order
+of sums where the batch (D1) or the number of cards (D2) is another, and then the float64 oracle says whether
+rounding explains both runs. A failure names the first tensor that differs and the reduction behind it
+(`validator.determinism`). Every test also runs the port with a planted fault, and is inconclusive unless it
+sees that.
+"""
+
+import pytest
+
+from validator.determinism.records import Answer
+from validator.determinism.study import Study, open_study
+from validator.testing.validation import Validation
+
+REPEATS, LONG_REPEATS = 2, 8
+MORE_CARDS = 4  # in the long version: with two terms a sum has one order alone
+
+
+@pytest.fixture
+def study(validation: Validation) -> Study:
+    """Return the port's runs, made once."""
+    options = validation.settings.options
+    repeats = LONG_REPEATS if validation.settings.long else REPEATS
+    names = ("nproc", "device", "dtype", "tp", "recipe")
+    return validation.shared(open_study, validation.source, *(options[name] for name in names), repeats)
+
+
+def test_the_same_run_gives_the_same_bits(validation: Validation, study: Study) -> None:
+    """Runs of the same inputs on the same cards are the same in every bit of every tensor."""
+    hold(validation, *(study.run_to_run(count) for count in counts(validation)))
+
+
+def test_no_memory_is_read_before_it_is_written(validation: Validation, study: Study) -> None:
+    """The bits don't depend on what memory held before the port wrote to it."""
+    hold(validation, study.memory())
+
+
+def test_a_sequence_does_not_depend_on_its_batch(validation: Validation, study: Study) -> None:
+    """A sequence is computed the same alone and in a batch, at every position, but for rounding."""
+    hold(validation, study.batching())
+
+
+def test_a_prompt_does_not_depend_on_its_chunks(validation: Validation, study: Study) -> None:
+    """A prompt is computed the same in chunks and at once, but for rounding."""
+    hold(validation, study.chunking())
+
+
+def test_the_number_of_cards_changes_sums_over_cards_alone(validation: Validation, study: Study) -> None:
+    """On more cards the bits are those of one, but for what rounding explains of sums over cards."""
+    several = [count for count in counts(validation) if count > 1]
+    if not several:
+        validation.not_applicable("no number of cards above 1 is named: --validator-card-counts 1,2")
+    hold(validation, *(study.card_counts(count) for count in several))
+
+
+def counts(validation: Validation) -> tuple[int, ...]:
+    """Return the numbers of cards that are asked for."""
+    settings = validation.settings
+    return tuple(sorted({settings.nproc, *settings.card_counts} | ({MORE_CARDS} if settings.long else set())))
+
+
+def hold(validation: Validation, *answers: Answer) -> None:
+    """Fail with the first problem, or because nothing was compared or the control was not seen."""
+    for answer in answers:
+        for name, value in answer.figures.items():
+            validation.figure(name, value)
+        for note in answer.notes:
+            validation.figure("note", note)
+        for problem in answer.problems:
+            evidence = {"behind it": problem.cause} if problem.cause else {}
+            validation.fail(problem.text, module=problem.module, rank=problem.rank, evidence=evidence)
+    for answer in answers:
+        if answer.blind is not None:
+            validation.inconclusive(f"the control was not seen: {answer.blind}")
+    if all(answer.skipped is not None for answer in answers):
+        validation.not_applicable("; ".join(answer.skipped or "" for answer in answers))
+    validation.figure("tensors compared", sum(answer.compared for answer in answers))
+    validation.require(any(answer.compared for answer in answers), "no tensor was compared")

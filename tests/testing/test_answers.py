@@ -1,0 +1,131 @@
+import json
+import math
+from typing import Any
+
+import jsonschema
+import pytest
+
+from validator.testing.answers import EXIT_CODES, Answer, Suite, Summary, run_schema
+from validator.testing.records import Checked, Ending, Figure
+from validator.testing.settings import Settings
+
+E = Ending
+
+
+def answer(ending: Ending, **facts: Any) -> Answer:
+    message = "" if ending is E.PASSED else f"it is {ending}"
+    return Answer(
+        id=f"t.py::test_{ending}", asked=f"Is it {ending}?", ending=ending, **{"message": message, **facts}
+    )
+
+
+def summary(*endings: Ending, errors: tuple[str, ...] = (), code: int = 0) -> Summary:
+    return Summary(
+        settings=Settings(target="port.py"),
+        suites=(Suite(name="alignment", path="s.py", answers=tuple(map(answer, endings))),),
+        errors=errors,
+        exit_code_of_pytest=code,
+    )
+
+
+@pytest.mark.parametrize(
+    ("endings", "verdict"),
+    [
+        ([E.PASSED], E.PASSED),
+        ([E.PASSED, E.NOT_APPLICABLE], E.PASSED),
+        ([E.PASSED, E.INCONCLUSIVE], E.INCONCLUSIVE),
+        ([E.PASSED, E.INCONCLUSIVE, E.COULD_NOT_RUN], E.COULD_NOT_RUN),
+        ([E.INCONCLUSIVE, E.COULD_NOT_RUN, E.FAILED], E.FAILED),
+        ([E.NOT_APPLICABLE], E.COULD_NOT_RUN),
+        ([], E.COULD_NOT_RUN),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
+)
+def test_a_fault_outweighs_all_and_nothing_compared_never_passes(
+    endings: list[Ending], verdict: Ending
+) -> None:
+    run = summary(*endings)
+    assert run.verdict is verdict
+    assert run.exit_code == {"passed": 0, "failed": 1, "could_not_run": 2, "inconclusive": 3}[verdict]
+    assert set(EXIT_CODES.values()) == {0, 1, 2, 3}
+
+
+def test_one_suite_that_compared_nothing_leaves_no_answer() -> None:
+    passed, empty = (
+        Suite(name=name, path="", answers=answers)
+        for name, answers in (
+            ("alignment", (answer(E.PASSED),)),
+            ("determinism", (answer(E.NOT_APPLICABLE),)),
+        )
+    )
+    run = Summary(settings=Settings(), suites=(passed, empty))
+    assert run.sentence == "No answer: the suite determinism compared nothing."
+    assert run.exit_code == 2
+
+
+@pytest.mark.parametrize("code", [2, 4, 5, -9])
+def test_a_pytest_that_did_not_end_well_leaves_no_answer(code: int) -> None:
+    assert summary(E.PASSED, code=code).verdict is E.COULD_NOT_RUN
+
+
+def test_a_fault_stays_one_where_pytest_was_interrupted_after_it() -> None:
+    assert summary(E.FAILED, code=2).exit_code == 1
+
+
+def test_a_pytest_that_broke_inside_is_a_bug() -> None:
+    summary(E.PASSED).require_sound()
+    with pytest.raises(RuntimeError, match="internal error"):
+        summary(E.PASSED, code=3).require_sound()
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (summary(E.PASSED), "The port holds: 1 test passed."),
+        (summary(E.PASSED, E.PASSED, E.NOT_APPLICABLE), "The port holds: 2 tests passed (1 not applicable)."),
+        (summary(E.PASSED, E.FAILED), "The port does not hold: 1 of 2 tests failed, first 'Is it failed?'."),
+        (
+            summary(E.PASSED, E.INCONCLUSIVE),
+            "Undecided: 1 of 2 tests saw too little to tell, first 'Is it inconclusive?'; the others passed.",
+        ),
+        (summary(E.COULD_NOT_RUN), "No answer: Is it could_not_run?: it is could_not_run."),
+        (summary(errors=("t.py: SyntaxError",), code=2), "No answer: t.py: SyntaxError (and 1 more)."),
+        (summary(E.PASSED, code=-9), "No answer: pytest was ended: code -9."),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value.verdict),
+)
+def test_the_verdict_is_one_sentence(run: Summary, sentence: str) -> None:
+    assert run.sentence == sentence
+
+
+def test_the_sentence_of_a_fault_names_the_module_and_the_rank() -> None:
+    guilty = answer(E.FAILED, module="model.layers.1", rank=3)
+    run = Summary(settings=Settings(), suites=(Suite(name="a", path="", answers=(guilty,)),))
+    assert run.sentence.endswith("first 'Is it failed?' at model.layers.1, rank 3.")
+
+
+def test_the_document_is_strict_json_of_its_schema() -> None:
+    full = answer(
+        E.FAILED,
+        module="model.layers.1",
+        rank=1,
+        evidence={"slope": math.inf, "name": "x"},
+        figures=(Figure(name="perplexity", value=math.nan, unit="nat", limit=3.5),),
+        checks=(Checked(verdict="divergent", headline="divergent: ...", target="port.py"),),
+    )
+    run = Summary(settings=Settings(), suites=(Suite(name="a", path="", answers=(full, answer(E.PASSED))),))
+    document = json.loads(json.dumps(run.to_json(), allow_nan=False))
+    jsonschema.validate(document, run_schema())
+    first = document["suites"][0]["answers"][0]
+    assert first["evidence"] == {"slope": "inf", "name": "x"}
+    assert first["figures"] == [
+        {"name": "perplexity", "value": "nan", "unit": "nat", "limit": 3.5, "error": None}
+    ]
+    assert document["verdict"] == "failed"
+    assert document["settings"]["baselines"] == "baselines"
+
+
+def test_the_schema_refuses_another_document() -> None:
+    document = summary(E.PASSED).to_json()
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "verdict": "fine"}, run_schema())

@@ -1,0 +1,133 @@
+"""Suites run through a real pytest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testing.test_plugin import LIGHT
+from validator.content import find_suite
+from validator.errors import UsageError
+from validator.testing.records import Ending
+from validator.testing.suites import run_suites, suite_path
+
+SETTINGS = '''
+import helper_beside_the_suite
+
+
+def test_settings(validation):
+    """What is asked for arrives."""
+    settings = validation.settings
+    validation.require(settings.nproc == 3, f"nproc {settings.nproc}")
+    validation.require(settings.card_counts == (1, 4), f"card counts {settings.card_counts}")
+    validation.require(settings.long, "long is not set")
+    validation.require(settings.dtype == "float16", f"dtype {settings.dtype}")
+
+
+def test_no_option_of_the_project_holds(request, pytestconfig):
+    assert not pytestconfig.getini("addopts")
+    assert request.config.getini("python_files") == ["test_*.py", "*_test.py"]
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    return tmp_path
+
+
+def run(*names: str, **options: Any) -> Any:
+    return run_suites(names, options=options)
+
+
+def test_a_shipped_suite_has_a_name_and_a_path_is_a_path(here: Path) -> None:
+    assert suite_path("alignment") == (find_suite("alignment"), "")
+    assert suite_path("alignment::test_a[x]") == (find_suite("alignment"), "::test_a[x]")
+    (here / "alignment").mkdir()
+    assert suite_path("alignment") == ((here / "alignment").resolve(), "")
+
+
+@pytest.mark.parametrize("name", ["algnment", "", "nothing.py", "::test_a"])
+def test_what_is_neither_is_refused(here: Path, name: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"no suite .*: no such file, and the suites that ship are .*alignment"
+    ):
+        suite_path(name)
+
+
+def test_a_file_that_is_no_python_is_refused(here: Path) -> None:
+    (here / "notes.md").touch()
+    with pytest.raises(UsageError, match=r"'notes\.md' is no suite"):
+        suite_path("notes.md")
+
+
+def test_every_way_to_end_comes_back(here: Path) -> None:
+    (here / "test_light.py").write_text(LIGHT + "\n\ndef test_looks_at_nothing(validation):\n    pass\n")
+    summary = run("test_light.py", "test_light.py::test_passes")
+    suite, single = summary.suites
+    endings = {answer.id.partition("::")[2]: answer.ending for answer in suite.answers}
+    assert endings == {
+        "test_passes": Ending.PASSED,
+        "test_fails": Ending.FAILED,
+        "test_undecided": Ending.INCONCLUSIVE,
+        "test_not_applicable": Ending.NOT_APPLICABLE,
+        "test_mistake": Ending.COULD_NOT_RUN,
+        "test_bug": Ending.COULD_NOT_RUN,
+        "test_assertion": Ending.FAILED,
+        "test_control": Ending.FAILED,
+        "test_broken_when_taken_down": Ending.COULD_NOT_RUN,
+        "test_not_ours": Ending.FAILED,
+        "test_nothing_heavy_was_needed": Ending.PASSED,
+        "test_looks_at_nothing": Ending.COULD_NOT_RUN,
+    }
+    by_name = {answer.id.partition("::")[2]: answer for answer in suite.answers}
+    fails = by_name["test_fails"]
+    assert (fails.asked, fails.message, fails.module, fails.rank) == (
+        "fails",
+        "The cache grows.",
+        "model.layers.1",
+        3,
+    )
+    assert by_name["test_not_applicable"].message == "the port has no cache"
+    assert by_name["test_looks_at_nothing"].message == "it passed, but compared nothing"
+    assert by_name["test_broken_when_taken_down"].message == "it can't be ended"
+    assert [answer.id for answer in single.answers] == ["test_light.py::test_passes"]
+    assert summary.exit_code == 1
+
+
+def test_settings_arrive_and_the_projects_own_options_for_pytest_do_not(here: Path) -> None:
+    (here / "pyproject.toml").write_text(
+        '[tool.validator]\ndtype = "float16"\nnproc = 5\n\n'
+        '[tool.pytest.ini_options]\naddopts = "-k nothing_at_all"\npython_files = "none.py"\n'
+    )
+    folder = here / "my suites"
+    folder.mkdir()
+    (folder / "helper_beside_the_suite.py").touch()
+    (folder / "test_mine.py").write_text(SETTINGS)
+    summary = run("my suites", nproc=3, card_counts="1,4", long=True, dtype=None)
+    assert summary.sentence == "The port holds: 2 tests passed."
+    (first, _) = summary.suites[0].answers
+    assert first.asked == "What is asked for arrives."
+    assert str(summary.settings) == "no target, nproc 3, dtype float16, long"
+
+
+def test_a_suite_that_can_not_be_collected_leaves_no_answer(here: Path) -> None:
+    (here / "test_broken.py").write_text("import a_module_that_is_not_there\n")
+    summary = run("test_broken.py")
+    assert summary.exit_code == 2
+    assert summary.sentence.startswith(
+        "No answer: test_broken.py: ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+    )
+
+
+def test_a_bad_option_is_found_before_anything_runs(here: Path) -> None:
+    (here / "test_a.py").touch()
+    with pytest.raises(UsageError, match="--card-counts is 'x'"):
+        run("test_a.py", card_counts="x")
+
+
+def test_without_a_test_there_is_no_answer(here: Path) -> None:
+    (here / "test_a.py").touch()
+    summary = run("test_a.py")
+    assert summary.sentence == "No answer: there is no test to run (and 1 more)."

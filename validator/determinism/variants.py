@@ -1,0 +1,89 @@
+"""The runs that the levels compare: which sequences, in which pieces, and what is planted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from validator.determinism.controls import Control
+
+__all__ = ["Variant", "batch_variants", "chunk_sizes", "chunk_variants", "memory_variants", "repeat_variants"]
+
+_SIZE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One run of the candidate.
+
+    Attributes:
+        name: of its capture.
+        rows: sequences of its batch, as `batches.batch_of` numbers them; None for the target's inputs as they
+            are, run as the target says.
+        chunks: sizes of the pieces that the only sequence's tokens are fed in, or None for all at once.
+        is_filled: whether memory is filled before it is written.
+        is_rebuilt: whether the candidate is built again for it.
+        control: what is planted in it, or None.
+        include: globs of modules to capture; none for all.
+        operators: fqns of modules whose operators are captured as well.
+    """
+
+    name: str
+    rows: tuple[int, ...] | None = None
+    chunks: tuple[int, ...] | None = None
+    is_filled: bool = False
+    is_rebuilt: bool = False
+    control: Control | None = None
+    include: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+
+
+def repeat_variants(repeats: int = 2) -> tuple[Variant, ...]:
+    """Return runs of the same inputs: with the same model, and with one that is built again."""
+    again = [Variant(name=f"again-{i}", is_rebuilt=bool(i % 2)) for i in range(repeats)]
+    return (
+        Variant(name="first"),
+        *again,
+        Variant(name="control-order", control=Control.ORDER),
+        Variant(name="control-card", control=Control.CARD),
+    )
+
+
+def memory_variants() -> tuple[Variant, ...]:
+    """Return runs whose memory is filled before it is written."""
+    return (
+        Variant(name="filled", is_filled=True, is_rebuilt=True),
+        Variant(name="control-read", is_filled=True, control=Control.READ),
+    )
+
+
+def batch_variants(sequences: int) -> tuple[Variant, ...]:
+    """Return runs of the same sequences in batches of another size, and at other positions.
+
+    Args:
+        sequences: B of the target's inputs.
+    """
+    size = max(sequences, _SIZE)
+    whole = tuple(range(size))
+    rolled = (*whole[1:], 0)
+    return (
+        Variant(name="batch", rows=whole),
+        Variant(name="alone", rows=(0,)),
+        Variant(name="rolled", rows=rolled),
+        Variant(name="control-neighbour", rows=rolled, control=Control.NEIGHBOUR),
+    )
+
+
+def chunk_sizes(tokens: int) -> tuple[int, ...]:
+    """Return the pieces of a prompt: uneven ones, three where there are tokens enough."""
+    first = max(tokens // 2, 1)
+    second = max((tokens - first) // 3, 1) if tokens > 2 else 0
+    return tuple(size for size in (first, second, tokens - first - second) if size > 0)
+
+
+def chunk_variants(sizes: Sequence[int]) -> tuple[Variant, ...]:
+    """Return runs of the target's first sequence, at once and in these pieces."""
+    whole = (sum(sizes),)
+    return (
+        Variant(name="whole", rows=(0,), chunks=whole),
+        Variant(name="chunked", rows=(0,), chunks=tuple(sizes)),
+        Variant(name="control-later", rows=(0,), chunks=tuple(sizes), control=Control.LATER),
+    )

@@ -1,0 +1,211 @@
+"""Caches as they are looked at: what each layer has been given, what it holds, and where.
+
+Caches of transformers are read through their layers. The cache of another engine is read where it has a
+method `layer_views()`, which makes it a `CacheView`. Reading changes nothing.
+
+Shape legend: B = sequences, K = key heads of this rank, T = tokens held, D = channels of a head.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from validator.capturing.copies import local_part
+
+__all__ = ["CacheView", "LayerView", "StoredLayer", "layer_views", "sizes_of"]
+
+_DEPTH = 4
+
+
+class LayerView(Protocol):
+    """What the cache of one layer shows of itself."""
+
+    @property
+    def kind(self) -> str:
+        """What to call it, such as `DynamicLayer`."""
+
+    @property
+    def seen(self) -> int | None:
+        """How many tokens it has been given; None where it keeps no count, as a recurrent state does."""
+
+    @property
+    def held(self) -> int | None:
+        """How many tokens it holds, the last ones; None where it holds none one by one."""
+
+    @property
+    def capacity(self) -> int | None:
+        """How many tokens it has room for; None where it grows."""
+
+    @property
+    def block(self) -> int:
+        """How many tokens it evicts at once; 1 where it evicts single ones."""
+
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values that it holds, `[B, K, T, D]`, oldest first.
+
+        None where they are stored otherwise, quantised say, so that what is read may change by itself.
+        """
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Return all tensors that it keeps."""
+
+
+@runtime_checkable
+class CacheView(Protocol):
+    """A cache that shows its layers: what the cache of an engine of its own has to offer."""
+
+    def layer_views(self) -> Sequence[LayerView]:
+        """Return a view of the cache of each layer, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLayer:
+    """The cache of a layer, of transformers: a `LayerView`."""
+
+    layer: Any
+
+    @property
+    def kind(self) -> str:
+        """Name of its class."""
+        return type(self.layer).__name__
+
+    @property
+    def seen(self) -> int | None:
+        """The tokens it has been given."""
+        if not self._is_filled:
+            return None if self._is_state else 0
+        return int(self.layer.get_seq_length())
+
+    @property
+    def held(self) -> int | None:
+        """The tokens it holds."""
+        seen, capacity = self.seen, self.capacity
+        if seen is None:
+            return None
+        if capacity is not None:
+            return min(seen, capacity)
+        quantised = getattr(self.layer, "_quantized_keys", None)
+        if quantised is not None:
+            codes = quantised[0] if isinstance(quantised, tuple) else quantised
+            return _tokens(codes) + _tokens(self.layer.keys)
+        return _tokens(self.layer.keys)
+
+    @property
+    def capacity(self) -> int | None:
+        """The length of its tensors, where it is static."""
+        found = getattr(self.layer, "max_cache_len", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def block(self) -> int:
+        """It evicts single tokens."""
+        return 1
+
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return keys and values in use."""
+        if not self._is_filled or getattr(self.layer, "_quantized_keys", None) is not None:
+            return None
+        keys, values = local_part(self.layer.keys), local_part(self.layer.values)
+        if keys is None or values is None or keys.dim() != 4:
+            return None
+        held = self.held or 0
+        return keys[:, :, :held], values[:, :, :held]
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Return all tensors in its attributes."""
+        return list(_tensors(vars(self.layer), _DEPTH))
+
+    @property
+    def _is_state(self) -> bool:
+        return not hasattr(self.layer, "keys")
+
+    @property
+    def _is_filled(self) -> bool:
+        return isinstance(getattr(self.layer, "keys", None), Tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """Keys and values of a layer as a tuple holds them: a `LayerView`."""
+
+    keys: Tensor
+    values: Tensor
+    kind: str = "tuple"
+    capacity: int | None = None
+    block: int = 1
+
+    @property
+    def seen(self) -> int | None:
+        return _tokens(self.keys)
+
+    @property
+    def held(self) -> int | None:
+        return _tokens(self.keys)
+
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        return self.keys, self.values
+
+    def tensors(self) -> Sequence[Tensor]:
+        return [self.keys, self.values]
+
+
+def layer_views(cache: Any) -> tuple[LayerView, ...] | None:
+    """Return a view of each layer's cache, or None where nothing is known of such a cache.
+
+    Args:
+        cache: a `CacheView`, a cache of transformers, or a tuple of a pair `[B, K, T, D]` a layer.
+    """
+    if isinstance(cache, CacheView):
+        return tuple(cache.layer_views())
+    if isinstance(cache, tuple | list):
+        pairs = [pair for pair in cache if isinstance(pair, tuple | list) and len(pair) >= 2]
+        if cache and len(pairs) == len(cache) and all(isinstance(x, Tensor) for p in pairs for x in p[:2]):
+            return tuple(_Pair(keys=pair[0], values=pair[1]) for pair in pairs)
+        return None
+    layers = getattr(cache, "layers", None)
+    if not isinstance(layers, list) or not all(map(_is_layer, layers)):
+        return None
+    return tuple(StoredLayer(layer=layer) for layer in layers)
+
+
+def sizes_of(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage behind tensors, by its address: that of several views counts once."""
+    found = {}
+    for tensor in tensors:
+        local = local_part(tensor)
+        if local is None or local.device.type == "meta":
+            continue
+        try:
+            storage = local.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # a wrapper without memory of its own
+            continue
+    found.pop(0, None)
+    return found
+
+
+def _is_layer(layer: Any) -> bool:
+    return hasattr(layer, "update") or hasattr(layer, "update_recurrent_state")
+
+
+def _tokens(keys: Any) -> int:
+    return int(keys.shape[-2]) if isinstance(keys, Tensor) and keys.dim() >= 3 else 0
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
+            names, _ = value.__tensor_flatten__()
+            for name in names:
+                yield from _tensors(getattr(value, name), depth - 1)
+        else:
+            yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item, depth - 1)

@@ -1,0 +1,85 @@
+"""What a model's configuration says of its context: how many positions, which windows, how large a cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+__all__ = ["Context", "context_of"]
+
+_SLIDING = ("sliding_attention", "hybrid_sliding", "reference_sliding_attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What is known of a model's context.
+
+    Attributes:
+        limit: the most positions that it has, or None where it doesn't say.
+        trained: the positions that it was trained on, where its rotary embedding is stretched beyond them.
+        windows: of each layer the number of tokens that it attends to, the query's own included; None for all
+            of them. Empty where the layers are not known.
+        token_values: numbers that the keys and values of one token take in one layer, heads of all ranks
+            counted; None where the configuration doesn't tell.
+    """
+
+    limit: int | None = None
+    trained: int | None = None
+    windows: tuple[int | None, ...] = ()
+    token_values: int | None = None
+
+    @property
+    def window(self) -> int | None:
+        """The smallest window, or None."""
+        return min((window for window in self.windows if window is not None), default=None)
+
+
+def context_of(model: nn.Module) -> Context:
+    """Read what the configuration of a model, of transformers or alike, says of its context."""
+    config: Any = getattr(model, "config", None)
+    if config is None:
+        return Context()
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    limit = _size(getattr(config, "max_position_embeddings", None))
+    return Context(
+        limit=limit,
+        trained=_trained(config, limit),
+        windows=_windows(config),
+        token_values=_token_values(config),
+    )
+
+
+def _trained(config: Any, limit: int | None) -> int | None:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    named = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    sizes = [_size(each.get("original_max_position_embeddings")) for each in named]
+    found = min((size for size in sizes if size is not None), default=None)
+    return None if found is None or (limit is not None and found >= limit) else found
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    layers = _size(getattr(config, "num_hidden_layers", None)) or 0
+    kinds: Sequence[str] | None = getattr(config, "layer_types", None)
+    sliding = _size(getattr(config, "sliding_window", None))
+    chunk = _size(getattr(config, "attention_chunk_size", None))
+    if kinds is not None:
+        return tuple(
+            sliding if kind in _SLIDING else chunk if kind == "chunked_attention" else None for kind in kinds
+        )
+    is_sliding = sliding is not None and getattr(config, "use_sliding_window", True)
+    return (sliding if is_sliding else None,) * layers
+
+
+def _token_values(config: Any) -> int | None:
+    heads = _size(getattr(config, "num_attention_heads", None))
+    kv_heads = _size(getattr(config, "num_key_value_heads", None)) or heads
+    hidden = _size(getattr(config, "hidden_size", None))
+    if heads is None or kv_heads is None or hidden is None or getattr(config, "kv_lora_rank", None):
+        return None
+    return 2 * kv_heads * (_size(getattr(config, "head_dim", None)) or hidden // heads)
+
+
+def _size(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,291 @@
+"""One run of a port through chunked prefill and decoding, and what was seen of it on the way.
+
+Shape legend: T = tokens of the text, V = vocabulary, B = sequences (1), s = tokens of a call.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from validator.capturing.copies import local_part
+from validator.errors import TargetError
+from validator.long_context.cache_views import LayerView, layer_views, sizes_of
+from validator.long_context.meters import Memory, Meter, hoards
+from validator.long_context.schedules import Schedule
+from validator.target_file import describe
+
+__all__ = [
+    "CacheWatch",
+    "Drive",
+    "LayerReading",
+    "Reading",
+    "cache_argument",
+    "configured_cache",
+    "device_of",
+    "drive",
+    "ported",
+]
+
+_READINGS = 16
+"""How often memory and cache are read while tokens are decoded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReading:
+    """What the cache of one layer showed.
+
+    Attributes:
+        kind: name of its class.
+        seen, held, capacity, block: see `LayerView`.
+        size_bytes: of all that it keeps.
+        row_bytes: of one token's keys and values, from their shapes; None where it doesn't show them.
+        changed: the tokens, first and last, whose keys or values are others than at the reading before; None
+            for none.
+    """
+
+    kind: str
+    seen: int | None
+    held: int | None
+    capacity: int | None
+    block: int
+    size_bytes: int
+    row_bytes: int | None
+    changed: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was seen after a call of the model.
+
+    Attributes:
+        fed: tokens so far.
+        layers: of the cache; empty where nothing is known of it.
+        memory: of the process; None while the prompt is fed.
+    """
+
+    fed: int
+    layers: tuple[LayerReading, ...]
+    memory: Memory | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """A run.
+
+    Attributes:
+        schedule: in which pieces the text was fed.
+        tokens: `[T]`, the text.
+        logits: `[T, V]` in the candidate's dtype.
+        readings: after each chunk, and after some decode steps.
+        hoarded: bytes that modules kept in attributes when decoding had begun and at the end, by attribute.
+        cache: name of the cache's class; None where the model was run without.
+    """
+
+    schedule: Schedule
+    tokens: Tensor
+    logits: Tensor
+    readings: tuple[Reading, ...]
+    hoarded: tuple[Mapping[str, int], Mapping[str, int]]
+    cache: str | None
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """Return what a model's forward calls its cache, or None where it takes none."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in names), None)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0) -> Drive:
+    """Feed a prompt in chunks, then decode; what is decoded is sampled from the model's own distribution.
+
+    Args:
+        model: this rank's candidate. It is asked for a cache, in its first call, unless it takes none: then
+            all tokens are given, and drawn from the prompt.
+        prompt: `[T]` int64; of the schedule's prompt or longer.
+        schedule: the pieces.
+        seed: of the sampling.
+
+    Raises:
+        TargetError: the model fails, or returns no logits.
+    """
+    argument, device = cache_argument(model), device_of(model)
+    if argument is None:
+        schedule = Schedule(chunks=(schedule.total,), decoded=0)
+    tokens = torch.empty(schedule.total, dtype=torch.int64)
+    tokens[: schedule.prompt] = prompt[: schedule.prompt]
+    generator = torch.Generator().manual_seed(seed)
+    logits: Tensor | None = None
+    watch = CacheWatch()
+    cache = None if argument is None else configured_cache(model, schedule.total)
+    readings = []
+    before: dict[str, int] = {}
+    every = max(schedule.decoded // _READINGS, 1)
+    with ExitStack() as stack:
+        meter: Meter | None = None
+        for start, size in zip(schedule.starts, schedule.sizes, strict=True):
+            stop = start + size
+            if start >= schedule.prompt and meter is None:
+                before, meter = hoards(model), stack.enter_context(Meter())
+            given = tokens[None, start:stop].to(device)
+            made, cache = ported(model, given, cache=cache, argument=argument, fed=start)
+            if logits is None:
+                logits = torch.empty(schedule.total, made.shape[-1], dtype=made.dtype)
+            logits[start:stop] = made
+            if stop >= schedule.prompt and stop < schedule.total:
+                tokens[stop] = _sampled(made[-1], generator)
+            del made, given
+            if argument is not None and (meter is None or (stop - schedule.prompt) % every == 0):
+                views = layer_views(cache) or ()
+                kept = [tensor for view in views for tensor in view.tensors()]
+                memory = None if meter is None else meter.read(kept, device)
+                readings.append(Reading(fed=stop, layers=watch.read(views), memory=memory))
+                del kept, views
+    assert logits is not None
+    return Drive(
+        schedule=schedule,
+        tokens=tokens,
+        logits=logits,
+        readings=tuple(readings),
+        hoarded=(before, hoards(model)),
+        cache=None if argument is None or cache is None else type(cache).__name__,
+    )
+
+
+def ported(
+    model: nn.Module, ids: Tensor, *, cache: Any, argument: str | None, fed: int = 0
+) -> tuple[Tensor, Any]:
+    """Call a model on `[1, s]` tokens; return logits `[s, V]` on the CPU, and its cache.
+
+    Args:
+        model: this rank's candidate.
+        ids: on its device.
+        cache: what an earlier call returned, or None for a new one.
+        argument: what the model calls its cache; None to run without.
+        fed: how many tokens it has been given before, for a message.
+
+    Raises:
+        TargetError: the model fails, or returns no logits for each token, or no cache where it is asked.
+    """
+    options = {} if argument is None else {argument: cache, "use_cache": True}
+    try:
+        with torch.no_grad():
+            made = model(input_ids=ids, **options)
+    except Exception as error:  # the port's code may raise anything
+        after = f" after {fed}" if fed else ""
+        raise TargetError(
+            f"the candidate fails on {ids.shape[1]} tokens{after}: {describe(error)}"
+        ) from error
+    logits = made[0] if isinstance(made, tuple) else getattr(made, "logits", made)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise TargetError(
+            f"the candidate returned {shown} for tokens {list(ids.shape)}; it must return logits of each"
+        )
+    if hasattr(logits, "full_tensor"):
+        logits = logits.full_tensor()
+    back = None if argument is None else _returned_cache(made, argument, cache)
+    if argument is not None and back is None:
+        raise TargetError(
+            f"the candidate takes {argument!r} and returned none when it was called with use_cache=True; "
+            "return the cache beside the logits"
+        )
+    return logits[0].detach().cpu(), back
+
+
+class CacheWatch:
+    """Reads the layers of a cache again and again, and sees which tokens changed since."""
+
+    def __init__(self) -> None:
+        # numpy's, so that what is kept here is no tensor that memory is searched for
+        self._marks: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
+
+    def read(self, views: tuple[LayerView, ...]) -> tuple[LayerReading, ...]:
+        """Read all layers."""
+        return tuple(self._read(i, view) for i, view in enumerate(views))
+
+    def _read(self, number: int, view: LayerView) -> LayerReading:
+        seen, rows = view.seen, view.rows()
+        row_bytes, changed = None, None
+        if rows is not None and seen is not None and rows[0].shape[2]:
+            row_bytes = sum(x[:, :, :1].numel() * x.element_size() for x in rows)
+            changed = self._changed(number, seen - rows[0].shape[2], _marks(rows))
+        return LayerReading(
+            kind=view.kind,
+            seen=seen,
+            held=view.held,
+            capacity=view.capacity,
+            block=view.block,
+            size_bytes=sum(sizes_of(view.tensors()).values()),
+            row_bytes=row_bytes,
+            changed=changed,
+        )
+
+    def _changed(self, number: int, first: int, marks: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+        before = self._marks.get(number)
+        self._marks[number] = (first, marks)
+        if before is None:
+            return None
+        start, stop = max(first, before[0]), min(first + len(marks), before[0] + len(before[1]))
+        if stop <= start:
+            return None
+        differs = np.flatnonzero(
+            marks[start - first : stop - first] != before[1][start - before[0] : stop - before[0]]
+        )
+        return (int(differs[0]) + start, int(differs[-1]) + start) if len(differs) else None
+
+
+def configured_cache(model: nn.Module, total: int) -> Any:
+    """Return the cache that a model's generation configuration asks for; None for the model's own."""
+    asked = getattr(getattr(model, "generation_config", None), "cache_implementation", None)
+    if asked not in ("static", "quantized"):
+        return None
+    library: Any = importlib.import_module("transformers")
+    if asked == "static":
+        return library.StaticCache(config=model.config, max_cache_len=total)
+    options = getattr(model.generation_config, "cache_config", None) or {}
+    return library.QuantizedCache(config=model.config, **{"backend": "fp8", **dict(options)})
+
+
+def _marks(rows: tuple[Tensor, Tensor]) -> np.ndarray[Any, Any]:
+    """Return `[T]` int64 that change when bits of a token's keys or values do."""
+    total: Any = 0
+    for factor, x in enumerate(rows):
+        bits = local_part(x)
+        assert bits is not None
+        as_bytes = bits.transpose(1, 2).contiguous().view(torch.uint8)
+        as_bytes = as_bytes.transpose(0, 1).flatten(1).to(torch.int64)
+        weights = torch.arange(1, as_bytes.shape[1] + 1, device=as_bytes.device) * (2 * factor + 1)
+        total = total + (as_bytes * weights).sum(1)
+    marks: np.ndarray[Any, Any] = total.cpu().numpy().copy()
+    return marks
+
+
+def _returned_cache(made: Any, argument: str, cache: Any) -> Any:
+    if isinstance(made, tuple):
+        return made[1] if len(made) > 1 else cache
+    # transformers warns when the name it gave up is read.
+    names = made.keys() if hasattr(made, "keys") else vars(made) if hasattr(made, "__dict__") else ()
+    name = next((name for name in (argument, "cache", "past_key_values") if name in names), None)
+    return cache if name is None else getattr(made, name)
+
+
+def _sampled(logits: Tensor, generator: torch.Generator) -> int:
+    """Draw a token from `[V]` logits, the same on all ranks."""
+    noise = torch.rand(len(logits), generator=generator, dtype=torch.float64)
+    chosen = (logits.double().nan_to_num() - noise.clamp(min=1e-300).log().neg().log()).argmax()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast(chosen, src=0)
+    return int(chosen)

@@ -1,0 +1,118 @@
+"""Whether a cache holds what attention needs: enough tokens, no more than it must, unchanged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from validator.long_context.contexts import Context
+from validator.long_context.driving import Drive, LayerReading, Reading
+
+__all__ = ["Occupancy", "occupancy"]
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What the cache held at the end, and what was wrong on the way.
+
+    Attributes:
+        held: tokens of each layer at the end; None for a state that holds none one by one.
+        size_bytes: of all layers.
+        problems: sentences; empty where all is well.
+    """
+
+    held: tuple[int | None, ...]
+    size_bytes: int
+    problems: tuple[str, ...]
+
+
+def occupancy(drive: Drive, context: Context, *, value_bytes: int) -> Occupancy:
+    """Judge what the cache of a run held.
+
+    Args:
+        drive: the run, whose cache showed its layers.
+        context: of the reference: which layers have a window.
+        value_bytes: of a number in the cache's dtype.
+    """
+    last = drive.readings[-1]
+    wrong: dict[str, list[int]] = {}
+    for number in range(len(last.layers)):
+        window = context.windows[number] if number < len(context.windows) else None
+        text = _first_problem(drive.readings, number, window) or _keeps_too_much(
+            drive.readings, number, window
+        )
+        if text is not None:
+            wrong.setdefault(text, []).append(number)
+    problems = [f"the cache of {_layers(numbers)} {text}" for text, numbers in wrong.items()]
+    spread = _spread(last.layers, context, value_bytes)
+    return Occupancy(
+        held=tuple(layer.held for layer in last.layers),
+        size_bytes=sum(layer.size_bytes for layer in last.layers),
+        problems=(*problems, *([] if spread is None else [spread])),
+    )
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN])) + (", ..." if len(numbers) > _SHOWN else "")
+    return f"layer {shown}" if len(numbers) == 1 else f"layers {shown}"
+
+
+def _first_problem(readings: Sequence[Reading], number: int, window: int | None) -> str | None:
+    before = None
+    for reading in readings:
+        if number < len(reading.layers):
+            text = _problem(reading.layers[number], reading, before, window)
+            if text is not None:
+                return text
+        before = reading
+    return None
+
+
+def _problem(layer: LayerReading, reading: Reading, before: Reading | None, window: int | None) -> str | None:
+    if layer.seen is None or layer.held is None:
+        return None
+    fed = reading.fed
+    needed = fed if window is None else min(fed, window - 1)
+    if layer.held < needed:
+        when = "" if before is None else f" (it had enough after {before.fed})"
+        of = "attention to all tokens" if window is None else f"a window of {window}"
+        return (
+            f"evicts too early: after {fed} tokens{when} it holds {layer.held}, and {of} needs {needed}; "
+            f"{needed - layer.held} are gone while still in use"
+        )
+    if layer.seen != fed:
+        return f"counts {layer.seen} tokens after {fed} were fed: positions and masks follow its count"
+    if layer.changed is not None:
+        first, last = layer.changed
+        return (
+            f"changes what it holds: keys or values of tokens {first} to {last} are others after {fed} "
+            "tokens than before. A block was overwritten or cleared while still in use"
+        )
+    return None
+
+
+def _keeps_too_much(readings: Sequence[Reading], number: int, window: int | None) -> str | None:
+    """Say that a layer with a window holds tokens, and blocks of them, that no query sees any more."""
+    layers = [(reading.fed, reading.layers[number]) for reading in readings if number < len(reading.layers)]
+    if window is None or not layers:
+        return None
+    fed, layer = layers[-1]
+    # The last block may be begun, and the first be seen in part.
+    if layer.held is None or layer.held <= window + 2 * (layer.block - 1):
+        return None
+    what = "never evicts" if layer.held == fed else "evicts too late"
+    return f"{what}: after {fed} tokens it holds {layer.held}, and its window of {window} needs {window - 1}"
+
+
+def _spread(layers: Sequence[LayerReading], context: Context, value_bytes: int) -> str | None:
+    """Say that a token takes more than all heads of the configuration do."""
+    if context.token_values is None:
+        return None
+    most = max((layer.row_bytes for layer in layers if layer.row_bytes is not None), default=0)
+    whole = context.token_values * value_bytes
+    if most <= whole:
+        return None
+    return (
+        f"a token takes {most} bytes of a layer's cache, {most / whole:.3g} times what the configuration's "
+        "key heads take: keys and values are stored once for every query head, or in a wider dtype"
+    )

@@ -1,0 +1,1 @@
+"""Scores of a candidate end to end: what it generates and reads, and from a bad score to a layer."""

@@ -1,0 +1,309 @@
+"""End to end: what a candidate generates and reads, beside the reference, and what noise explains of it.
+
+Shape legend: B = prompts, P = their tokens, T = steps, W = windows, S = their tokens, V = vocabulary.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from validator.errors import UsageError
+from validator.numerics.recipes import Recipe
+from validator.scoring.asking import Answers, Questions, ask, read
+from validator.scoring.baseline import Baseline, read_baseline
+from validator.scoring.choices import TextScore, judge_text
+from validator.scoring.distances import (
+    DistributionScore,
+    PerplexityScore,
+    judge_distribution,
+    judge_perplexity,
+)
+from validator.scoring.generation import generate
+from validator.scoring.noise import LogitNoise, logit_noise, noise_between
+from validator.scoring.samplers import SamplerScore, judge_sampler
+from validator.scoring.sampling import GREEDY, Sampling
+from validator.scoring.texts import (
+    following,
+    positions_limit,
+    prompts_of,
+    shipped_text,
+    tokens_of,
+    windows_of,
+)
+from validator.swapping.judgement import allowed_recipe, weights_dtype
+from validator.swapping.option_runs import CandidateRun
+from validator.target import Target, load_target
+
+__all__ = ["Plan", "Scores", "score_target"]
+
+_NO_NOISE = (
+    "the reference's code can't run in simulated arithmetic, so that how far rounding carries its logits is "
+    "not known, and nothing can be judged by them"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is asked.
+
+    Attributes:
+        prompts: how many prompts, cut from the target's inputs.
+        prompt_tokens: how long each is at most.
+        steps: how many tokens are generated.
+        sampling: how they are sampled, beside greedily.
+        windows: how many windows of the text are read.
+        window_tokens: how long each is at most.
+
+    Raises:
+        UsageError: a number is below 1.
+    """
+
+    prompts: int = 4
+    prompt_tokens: int = 32
+    steps: int = 16
+    sampling: Sampling = field(default_factory=Sampling)
+    windows: int = 4
+    window_tokens: int = 96
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "prompt_tokens", "steps", "windows", "window_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What a candidate generates and reads, judged.
+
+    Attributes:
+        prompts: `[B, P]` what was continued.
+        texts: `[B, T]` what the reference made of them, greedily and sampled.
+        choices: the candidate's choices along these texts, in the same order; empty where noise is not known.
+        samplers: the port's own sampler, where it has one.
+        generated: distributions along the texts, decoded token by token.
+        read: distributions on the text that ships, read at once.
+        perplexity: of that text.
+        versus_baseline: distributions on what a stored run read, or None without one.
+        unequal_ranks: ranks whose logits are not rank 0's.
+        noise_is_heavy: whether single choices may go far astray by noise, as behind a router.
+        unjudged: why something was not judged.
+    """
+
+    prompts: Tensor
+    texts: tuple[Tensor, ...]
+    choices: tuple[TextScore, ...] = ()
+    samplers: tuple[SamplerScore, ...] = ()
+    generated: DistributionScore | None = None
+    read: DistributionScore | None = None
+    perplexity: PerplexityScore | None = None
+    versus_baseline: DistributionScore | None = None
+    unequal_ranks: tuple[int, ...] = ()
+    noise_is_heavy: bool = False
+    unjudged: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """All that noise does not explain, in sentences."""
+        judged = (
+            *self.choices,
+            *self.samplers,
+            self.generated,
+            self.read,
+            self.perplexity,
+            self.versus_baseline,
+        )
+        ranks = (
+            (
+                f"rank {', '.join(map(str, self.unequal_ranks))} returned other logits than rank 0 for the "
+                "same prompts, so that ranks would choose different tokens",
+            )
+            if self.unequal_ranks
+            else ()
+        )
+        return (*ranks, *(sentence for part in judged if part is not None for sentence in part.problems))
+
+    def text_at_fault(self) -> Tensor | None:
+        """Return `[1, N]` what was before the first choice that noise does not explain, or None."""
+        for text, score in zip(self.texts, self.choices, strict=False):
+            first = score.first_unexplained
+            if first is not None:
+                row = first.sequence
+                return torch.cat((self.prompts[row], text[row, : first.step]))[None]
+        return None
+
+
+def score_target(
+    source: str,
+    *,
+    plan: Plan | None = None,
+    nproc: int = 1,
+    device: str | None = None,
+    dtype: str | None = None,
+    tp: int | None = None,
+    recipe: str | None = None,
+    plant: str | None = None,
+    baseline: Path | None = None,
+    timeout_s: float | None = None,
+) -> Scores:
+    """Compare what a candidate generates and reads with what the reference does.
+
+    The reference generates; the candidate follows its text, one token a step with its cache, and tells at
+    each step which token it would have chosen, with the same noise where tokens are sampled. Both read a
+    text.
+
+    Args:
+        source: a Python file or a checkpoint folder.
+        plan: how much is asked.
+        nproc: ranks to launch the candidate on, like the next three an option of `check_target`.
+        device: of the candidate.
+        dtype: of the candidate.
+        tp: of the candidate.
+        recipe: what the device may round; default the target's own, else `eager`, the looser one of those
+            allowed.
+        plant: a fault to plant in the candidate first.
+        baseline: capture of an earlier run of a candidate, to compare with as well.
+        timeout_s: seconds that the candidate may take.
+
+    Raises:
+        ValidatorError: the two sides can't be compared.
+    """
+    plan = plan or Plan()
+    target = load_target(source, device=device, dtype=dtype, tp=tp)
+    target.require("candidate")
+    model = target.reference()
+    questions = _questions(target, model, plan)
+    stored = None if baseline is None else read_baseline(baseline)
+    if stored is not None:
+        questions = replace(questions, readings={**questions.readings, "baseline": stored.ids})
+    run = CandidateRun(
+        source=source, nproc=nproc, device=device, dtype=dtype, tp=tp, plant=plant, timeout_s=timeout_s
+    )
+    answers = ask(run, questions)
+    judge = _Judge(model, answers, allowed_recipe(recipe, target))
+    return judge.scores(questions, stored)
+
+
+def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
+    limit = positions_limit(model)
+    room = plan.prompt_tokens if limit is None else max(1, min(plan.prompt_tokens, limit - plan.steps))
+    prompts = prompts_of(target.inputs(), count=plan.prompts, tokens=room)
+    steps = plan.steps if limit is None else max(1, min(plan.steps, limit - prompts.shape[1]))
+    texts = {
+        sampling: generate(model, prompts, steps=steps, sampling=sampling)
+        for sampling in (GREEDY, plan.sampling)
+    }
+    vocabulary = read(model, prompts[:1]).shape[-1]
+    tokens = tokens_of(shipped_text(), model, vocabulary=vocabulary)
+    size = plan.window_tokens if limit is None else min(plan.window_tokens, limit)
+    return Questions(
+        prompts=prompts, texts=texts, readings={"text": windows_of(tokens, count=plan.windows, size=size)}
+    )
+
+
+class _Judge:
+    """Judges a candidate's answers by the reference and its noise."""
+
+    def __init__(self, model: nn.Module, answers: Answers, recipe: Recipe) -> None:
+        self._model = model
+        self._answers = answers
+        self._recipe = recipe
+        own = str(weights_dtype(model)).removeprefix("torch.")
+        same = answers.dtype is None or answers.dtype == own
+        self._dtype: torch.dtype | None = None if same else getattr(torch, str(answers.dtype))
+
+    def scores(self, questions: Questions, baseline: Baseline | None) -> Scores:
+        made = tuple(questions.texts.values())
+        scores = Scores(prompts=questions.prompts, texts=made, unequal_ranks=self._answers.unequal_ranks)
+        samplers = tuple(
+            judge_sampler(
+                logits=self._answers.texts[number].flatten(0, 1),
+                scores=given.flatten(0, 1),
+                sampling=list(questions.texts)[number],
+            )
+            for number, given in self._answers.scores.items()
+        )
+        scores = replace(scores, samplers=samplers)
+        scores = self._generated(scores, questions)
+        scores = self._read(scores, questions.readings["text"])
+        return scores if baseline is None else self._versus(scores, baseline)
+
+    def _measured(self, ids: Tensor, kept: slice) -> tuple[Tensor, LogitNoise | None]:
+        """Return `[W, S, V]` the reference's logits on a text, at the positions kept, and their noise."""
+        ref = read(self._model, ids)[:, kept]
+        runs = logit_noise(
+            self._model, lambda: self._model(input_ids=ids), recipe=self._recipe, dtype=self._dtype
+        )
+        if runs is None:
+            return ref, None
+        return ref, noise_between(ref.flatten(0, 1), [each[:, kept].flatten(0, 1) for each in runs])
+
+    def _generated(self, scores: Scores, questions: Questions) -> Scores:
+        rows = [torch.cat((questions.prompts, text), dim=1) for text in scores.texts]
+        start = questions.prompts.shape[1] - 1
+        ref, noise = self._measured(torch.cat(rows), slice(start, -1))
+        if noise is None:
+            return replace(scores, unjudged=(_NO_NOISE,))
+        batch = len(questions.prompts)
+        cand = torch.cat(self._answers.texts)
+        choices = []
+        for number, sampling in enumerate(questions.texts):
+            own = slice(number * batch, (number + 1) * batch)
+            choices.append(
+                judge_text(
+                    ref=ref[own],
+                    cand=cand[own],
+                    text=scores.texts[number],
+                    noise=_rows_of(noise, own, ref.shape[1]),
+                    sampling=sampling,
+                    scores=self._answers.scores.get(number),
+                )
+            )
+        generated = judge_distribution(
+            ref=ref.flatten(0, 1), cand=cand.flatten(0, 1), noise=noise, groups=_groups(ref)
+        )
+        return replace(scores, choices=tuple(choices), generated=generated, noise_is_heavy=noise.is_heavy)
+
+    def _read(self, scores: Scores, ids: Tensor) -> Scores:
+        ref, noise = self._measured(ids, slice(None))
+        if noise is None:
+            return scores
+        cand, groups = self._answers.readings["text"].flatten(0, 1), _groups(ref)
+        ref, targets = ref.flatten(0, 1), following(ids).flatten()
+        return replace(
+            scores,
+            read=judge_distribution(ref=ref, cand=cand, noise=noise, groups=groups, targets=targets),
+            perplexity=judge_perplexity(ref=ref, cand=cand, noise=noise, groups=groups, targets=targets),
+            noise_is_heavy=scores.noise_is_heavy or noise.is_heavy,
+        )
+
+    def _versus(self, scores: Scores, baseline: Baseline) -> Scores:
+        ref, noise = self._measured(baseline.ids, slice(None))
+        cand = self._answers.readings["baseline"]
+        if noise is None:
+            return scores
+        if baseline.logits.shape != cand.shape:
+            why = (
+                f"{baseline.path} has logits {list(baseline.logits.shape)}, the candidate {list(cand.shape)}"
+            )
+            return replace(scores, unjudged=(*scores.unjudged, why))
+        judged = judge_distribution(
+            ref=ref.flatten(0, 1),
+            cand=cand.flatten(0, 1),
+            noise=noise,
+            groups=_groups(ref),
+            baseline=baseline.logits.flatten(0, 1),
+            versus=f"the baseline {baseline.path.name}",
+        )
+        return replace(scores, versus_baseline=judged)
+
+
+def _groups(logits: Tensor) -> Tensor:
+    """Return `[W*S]` the row of each position."""
+    return torch.arange(logits.shape[0]).repeat_interleave(logits.shape[1])
+
+
+def _rows_of(noise: LogitNoise, rows: slice, length: int) -> LogitNoise:
+    own = slice(rows.start * length, rows.stop * length)
+    return replace(noise, runs=tuple(run[own] for run in noise.runs), sigma=noise.sigma[own])

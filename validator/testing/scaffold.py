@@ -1,0 +1,114 @@
+"""Write what a repository needs to test its port: a target, its settings, a test, and a job of its CI.
+
+What is there already is left alone. Everything is looked at before anything is written.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from validator.errors import UsageError
+
+__all__ = ["FILES", "Written", "scaffold"]
+
+# Where each template goes.
+FILES = {
+    "port.py": "port.py",
+    "test_port.py": "tests/test_port.py",
+    "validator.yml": ".github/workflows/validator.yml",
+}
+_CONFIG = "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file that was written.
+
+    Attributes:
+        path: relative to the folder.
+        how: `made`, `replaced`, `added to`, or `kept` where it has what is needed.
+    """
+
+    path: str
+    how: str
+
+
+def scaffold(folder: Path, *, force: bool = False) -> tuple[Written, ...]:
+    """Write the files of `validator init` into a folder, which is made where it is missing.
+
+    Args:
+        folder: the root of a repository.
+        force: replace files that are there. `pyproject.toml` is never replaced: without a table
+            `[tool.validator]` it gets one at its end, and with one it is kept.
+
+    Raises:
+        UsageError: a file is there already, or can't be written; nothing was written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{str(folder)!r} is a file; name a folder")
+    _demand_folders(folder)
+    there = [path for path in FILES.values() if (folder / path).exists()]
+    config, how = _config(folder / _CONFIG)
+    if how == "kept":
+        there.append(f"[tool.validator] in {_CONFIG}")
+    if there and not force:
+        raise UsageError(
+            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there already in {str(folder)!r}, and "
+            "nothing was written. Move it away, name another folder, or give --force to replace the files"
+        )
+    written = [Written(path=_CONFIG, how=how)]
+    texts = {_CONFIG: config} if config is not None else {}
+    for name, path in FILES.items():
+        written.append(Written(path=path, how="replaced" if path in there else "made"))
+        texts[path] = _template(name)
+    for path, text in texts.items():
+        try:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(text.encode())
+        except OSError as error:
+            raise UsageError(f"{str(folder / path)!r} can't be written: {error.strerror}") from None
+    return tuple(written)
+
+
+def _demand_folders(folder: Path) -> None:
+    for name in FILES.values():
+        for parent in list(Path(name).parents)[:-1]:
+            path = folder / parent
+            if path.exists() and not path.is_dir():
+                raise UsageError(
+                    f"{str(path)!r} is a file, and a folder is needed there; nothing was written"
+                )
+
+
+def _config(path: Path) -> tuple[str | None, str]:
+    """Return the new text of `pyproject.toml`, None where it stays as it is, and how it came about."""
+    table = _template(_CONFIG)
+    if not path.exists():
+        return table, "made"
+    try:
+        # Bytes, so that the ends of its lines stay as they are.
+        text = path.read_bytes().decode()
+        tool = tomllib.loads(text).get("tool", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{str(path)!r} can't be read: {error}; nothing was written") from None
+    if isinstance(tool, dict) and "validator" in tool:
+        return None, "kept"
+    end = "\r\n" if "\r\n" in text else "\n"
+    gap = "" if not text.strip() else end if text.endswith("\n") else end * 2
+    new = text + gap + table.replace("\n", end)
+    try:
+        added = tomllib.loads(new)["tool"]["validator"]
+    except tomllib.TOMLDecodeError:
+        added = None
+    if added != tomllib.loads(table)["tool"]["validator"]:
+        raise UsageError(
+            f"a table [tool.validator] can't be added at the end of {str(path)!r}, where `tool` is written "
+            f'inline; add `validator = {{target = "port.py"}}` to it. Nothing was written'
+        )
+    return new, "added to"
+
+
+def _template(name: str) -> str:
+    folder = resources.files("validator.testing") / "templates"
+    return (folder / name).read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""What a pytest run shows of tests of a port: a failure without traceback, JUnit properties, one section.
+
+A test's record travels on its report, as plain values, so that it comes through xdist.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from validator.errors import ValidatorError
+from validator.testing.failures import PortFailure
+from validator.testing.lines import wrapped
+from validator.testing.records import Ending, Failure, Figure, Record, figure_text
+
+__all__ = ["attach", "ending_of", "message_of", "record_of", "section_lines"]
+
+_KEY = "validator_record"
+
+
+def attach(report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[None], record: Record) -> None:
+    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone."""
+    error = None if call.excinfo is None else call.excinfo.value
+    if report.failed and error is not None:
+        if isinstance(error, ValidatorError):
+            error = PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=str(error)))
+        if isinstance(error, PortFailure):
+            record.failure, report.longrepr = error.failure, error.text
+        else:
+            # Only a test that compared and said so is a verdict; anything else that is raised is a bug.
+            is_verdict = isinstance(error, AssertionError | pytest.fail.Exception) and report.when == "call"
+            ending = Ending.FAILED if is_verdict else Ending.COULD_NOT_RUN
+            record.failure = Failure(ending=ending, message=_first_line(error))
+    if report.when == "call" or not report.passed:
+        setattr(report, _KEY, record.as_dict())
+        item.user_properties.extend(
+            pair for pair in _properties(record, report) if pair not in item.user_properties
+        )
+        report.user_properties = list(item.user_properties)
+
+
+def record_of(report: Any) -> dict[str, Any] | None:
+    """Return the record that a report carries, or None."""
+    return getattr(report, _KEY, None)
+
+
+def message_of(report: Any) -> str:
+    """Return why a test did not pass, in a sentence; empty where it did."""
+    failure = (record_of(report) or {}).get("failure")
+    if report.passed:
+        return ""
+    if failure is not None:
+        return str(failure["message"])
+    if report.skipped:
+        reason = getattr(report, "wasxfail", None) or report.longrepr
+        return str(reason[2] if isinstance(reason, tuple | list) else reason).removeprefix("Skipped: ")
+    return str(report.longreprtext).strip().rpartition("\n")[2]
+
+
+def ending_of(report: Any) -> Ending:
+    """Return how the test of a report ended."""
+    if report.passed:
+        return Ending.PASSED
+    if report.skipped:
+        return Ending.NOT_APPLICABLE
+    failure = (record_of(report) or {}).get("failure")
+    if failure is not None:
+        return Ending(failure["ending"])
+    return Ending.FAILED if report.when == "call" else Ending.COULD_NOT_RUN
+
+
+def section_lines(reports: list[Any]) -> list[str]:
+    """Return the section's lines: for each test of a port how it ended, and its figures."""
+    told = sorted(
+        ((report, record) for report in reports if (record := record_of(report)) is not None),
+        key=lambda pair: str(pair[0].nodeid),
+    )
+    settings = {record["settings"] for _, record in told}
+    lines = sorted(settings) if len(settings) == 1 else []
+    for report, record in told:
+        lines += wrapped(f"{report.nodeid}: {', '.join(_said(report, record))}")
+    return lines
+
+
+def _said(report: Any, record: dict[str, Any]) -> Iterator[str]:
+    ending, message = ending_of(report), message_of(report)
+    yield (
+        message.partition("\n")[0]
+        if ending is Ending.FAILED
+        else ": ".join(filter(None, (ending.replace("_", " "), message.partition("\n")[0])))
+    )
+    for figure in record["figures"]:
+        yield figure_text(Figure(**figure))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, AssertionError | pytest.fail.Exception):
+        return text or "an assertion does not hold"
+    return f"{type(error).__name__}: {text}"
+
+
+def _properties(record: Record, report: pytest.TestReport) -> Iterator[tuple[str, object]]:
+    yield "validator.ending", str(ending_of(report))
+    for checked in record.checks:
+        yield "validator.verdict", checked.verdict
+    if record.failure is not None and not report.passed:
+        if record.failure.module is not None:
+            yield "validator.module", record.failure.module
+        if record.failure.rank is not None:
+            yield "validator.rank", record.failure.rank
+    for figure in record.figures:
+        yield f"validator.{figure.name}", figure.value
