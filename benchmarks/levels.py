@@ -154,7 +154,9 @@ def _checked(setup: Setup, path: Path, cand: Capture, folder: Path, given: dict[
         source = noise_source(
             model=reference, run=lambda: reference(**copied(given)), recipe=None, dtype=dtype
         )
-        capture_run(lambda: reference(**copied(given)), reference, stored, proof=False, noise=source)
+        capture_run(
+            lambda: reference(**copied(given)), reference, stored, proof=False, noise=source, overwrite=True
+        )
     return judged(
         reference=reference,
         ref=validator.open_capture(stored),

@@ -1,11 +1,11 @@
 """Peak memory of a check whose reference is streamed, next to the size of the checkpoint.
 
-A Llama of random weights is written to a temporary folder, its candidate is captured, and the capture is
-checked in a process of its own. What counts are that process's anonymous pages, above what its imports take;
-beside them stands all that it does not share, pages of files that nobody else maps included. The same check
-with the reference in memory follows.
+A Llama of random weights is written to a temporary folder, its candidate is captured, and `validator check
+CHECKPOINT --capture candidate` is run in a process of its own. What counts are that process's anonymous
+pages, above what its imports take; beside them stands all that it does not share, pages of files that nobody
+else maps included. With `--in-memory` the same check with the reference in memory follows.
 
-    python benchmarks/streamed_memory.py [--layers 48] [--hidden 512] [--dtype float32]
+    python benchmarks/streamed_memory.py [--layers 48] [--hidden 1024] [--in-memory]
 """
 
 import argparse
@@ -32,22 +32,15 @@ print(json.dumps({"verdict": str(result.verdict.value)}), flush=True)
 """
 
 TARGET = """
-import torch
-import validator
-from transformers import AutoModelForCausalLM
+from pathlib import Path
+from validator.checkpoint import checkpoint_functions
+from validator.pretrained import load
 
-FOLDER = {folder!r}
+FOLDER = Path({folder!r})
+inputs = checkpoint_functions(FOLDER)["inputs"]
 
 def reference():
-    if {is_streamed}:
-        return validator.streamed(FOLDER)
-    return AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto")
-
-def candidate():
-    return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.bfloat16)
-
-def inputs():
-    return {{"input_ids": torch.arange({tokens})[None] * 7 % {vocabulary}}}
+    return load(FOLDER, dtype="auto")
 """
 
 INTERVAL_S = 0.01
@@ -58,45 +51,33 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=48)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--in-memory", action="store_true", help="check with the reference in memory too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="streamed-") as scratch:
-        folder = Path(scratch) / "checkpoint"
+        folder, capture = Path(scratch) / "checkpoint", Path(scratch) / "candidate"
         size = write_checkpoint(folder, options)
-        for is_streamed in (True, False):
-            target = Path(scratch) / f"port{is_streamed}.py"
-            target.write_text(
-                TARGET.format(
-                    folder=str(folder),
-                    is_streamed=is_streamed,
-                    tokens=options.tokens,
-                    vocabulary=options.vocabulary,
-                )
-            )
-            capture = Path(scratch) / "candidate"
-            if not capture.exists():
-                command = [
-                    sys.executable,
-                    "-m",
-                    "validator",
-                    "capture",
-                    f"{target}:candidate",
-                    "-o",
-                    str(capture),
-                ]
-                subprocess.run(command, check=True, capture_output=True)
-            figures = measure(target, capture)
-            share = size / figures["private"]
-            print(
-                f"{'streamed' if is_streamed else 'in memory':10} {figures['verdict']}: checkpoint "
-                f"{size / 1e6:.0f} MB, peak private memory above imports {figures['private'] / 1e6:.0f} MB "
-                f"(with pages of files {figures['with_files'] / 1e6:.0f} MB), ratio {share:.1f}, "
-                f"{figures['seconds']:.0f} s",
-                flush=True,
-            )
+        command = [sys.executable, "-m", "validator", "capture", f"{folder}:candidate", "-o", str(capture)]
+        subprocess.run([*command, "--dtype", "bfloat16"], check=True, capture_output=True)
+        report("streamed", folder, capture, size)
+        if options.in_memory:
+            target = Path(scratch) / "port.py"
+            target.write_text(TARGET.format(folder=str(folder)))
+            report("in memory", target, capture, size)
+
+
+def report(name: str, target: Path, capture: Path, size: int) -> None:
+    """Check a capture, and print its figures next to the size of the checkpoint in bytes."""
+    figures = measure(target, capture)
+    print(
+        f"{name:10} {figures['verdict']}: checkpoint {size / 1e6:.0f} MB, peak private memory above imports "
+        f"{figures['private'] / 1e6:.0f} MB (with pages of files {figures['with_files'] / 1e6:.0f} MB), "
+        f"ratio {size / figures['private']:.1f}, {figures['seconds']:.0f} s",
+        flush=True,
+    )
 
 
 def write_checkpoint(folder: Path, options: argparse.Namespace) -> int:
@@ -109,9 +90,10 @@ def write_checkpoint(folder: Path, options: argparse.Namespace) -> int:
         num_hidden_layers=options.layers,
         num_attention_heads=8,
         num_key_value_heads=4,
-        max_position_embeddings=256,
+        max_position_embeddings=options.tokens,
     )
-    model = transformers.LlamaForCausalLM(config).to(getattr(torch, options.dtype))
+    torch.set_default_dtype(getattr(torch, options.dtype))
+    model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(folder, max_shard_size="200MB")
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 

@@ -135,6 +135,55 @@ def test_a_nan_that_no_sample_holds_is_found_by_the_statistics(tmp_path, level):
     assert "1 NaN" in first.summary
 
 
+def padded_inputs():
+    mask = torch.ones(2, 128, dtype=torch.int64)
+    mask[1, :40] = 0
+    return {**inputs(), "attention_mask": mask}
+
+
+def with_nan_at(*places):
+    def hook(module, args, output):
+        changed = output.clone()
+        for sequence, tokens in places:
+            changed[sequence, tokens] = torch.nan
+        return changed
+
+    return hook
+
+
+def checked_padded(path, level, hook):
+    model, given = candidate(), padded_inputs()
+    model.head.register_forward_hook(hook)
+    capture_run(lambda: model(**given), model, path, level=level, inputs=given)
+    return validator.check(reference=reference(), candidate=path, inputs=given)
+
+
+@pytest.mark.parametrize(
+    ("level", "tokens"), [("sample", slice(50, 51)), ("sample", slice(40, 128)), ("stats", slice(40, 128))]
+)
+def test_nan_in_real_tokens_of_a_padded_batch_are_found(tmp_path, level, tokens):
+    result = checked_padded(tmp_path / "candidate.h5", level, with_nan_at((1, tokens)))
+    first = result.first_divergence
+    assert (first.module, first.arm) == ("head", Arm.CLASS)
+    assert "NaN" in first.summary
+
+
+def test_nan_of_which_no_sample_says_whether_they_are_in_padding_leave_it_open(tmp_path):
+    def hook(module, args, output):
+        changed = output.clone()
+        changed[1, 60, 1] = torch.nan  # not among the elements that are kept
+        return changed
+
+    result = checked_padded(tmp_path / "candidate.h5", "sample", hook)
+    assert result.verdict is Verdict.INCONCLUSIVE, str(result)
+    assert any("in padding or in real tokens" in why for why in result.outcome.why_inconclusive)
+
+
+def test_a_padded_batch_without_nan_is_aligned(tmp_path):
+    result = checked_padded(tmp_path / "candidate.h5", "sample", lambda module, args, output: output)
+    assert result.verdict is Verdict.ALIGNED, str(result)
+
+
 def test_check_of_a_sample_judges_every_module_and_is_aligned(tmp_path):
     path = captured(candidate(), tmp_path / "candidate.h5", "sample")
     result = validator.check(reference=reference(), candidate=path)

@@ -11,8 +11,7 @@ from torch import nn
 from validator.align.builder import build_trace
 from validator.align.steps import NotOnePrefillError
 from validator.align.traces import StepTokens
-from validator.capturing.manifest import Manifest
-from validator.capturing.provenance import manifest_metadata, manifest_notes, proof_reasons
+from validator.capturing.provenance import manifest_metadata, manifest_notes, proof_reasons, software_of
 from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture
 from validator.checks.endtoend import end_to_end
@@ -29,6 +28,11 @@ from validator.report.result import Result
 from validator.reproducing.writing import require_free, write_first
 
 __all__ = ["judged"]
+
+_NO_OPERATORS = (
+    "the operators that were recorded in several steps are not told from one another: the steps are judged "
+    "as one prefill, in which no operator has all of its tokens; capture one prefill of them to name it"
+)
 
 
 def judged(
@@ -88,13 +92,15 @@ def judged(
             whole = None
             notes = (*notes, f"the steps were judged one by one, each side's own: {error}")
         if whole is not None:
+            if any(call.operators for rank in ranks for call in rank.calls):
+                notes = (*notes, _NO_OPERATORS)
             ref, ranks, run, steps = whole.ref, whole.cand, whole.run, whole.steps
         if ref is None:
             raise MismatchError(f"{cand.path} holds no steps, and the reference was not run")
         ours = ref.rank(0)
         real = real_positions(ours)
         trace = build_trace(cand=ranks, ref=ours, names=names, layout=layout, mesh=mesh)
-        trace = replace(trace, steps=steps)
+        trace = replace(trace, steps=steps, requantised=None if recipe is None else recipe.requantised)
         if not trace.calls:
             raise MismatchError(
                 f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
@@ -119,7 +125,7 @@ def judged(
                 policy=policy_of(recipe),
                 elements=elements_of(trace),
                 real=real,
-                versions=_versions(cand.manifest),
+                versions=software_of(cand.manifest),
             )
             notes = (*notes, made)
         outcome = replace(
@@ -130,11 +136,6 @@ def judged(
             run=_run_of(about, ref, cand),
         )
     return Result(roll_up(outcome, reasons=proof_reasons(cand.manifest)))
-
-
-def _versions(manifest: Manifest) -> dict[str, str]:
-    software = manifest.run.get("software", {})
-    return {str(name): str(version) for name, version in software.items() if isinstance(version, str)}
 
 
 def _run_of(about: Mapping[str, Any], ref: Capture, cand: Capture) -> Mapping[str, Any]:

@@ -43,6 +43,7 @@ class SideRun:
         level: how much of each tensor is kept.
         timeout_s: seconds that the run may take, or None for no limit.
         plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
+        inputs: a file of `torch.save` with inputs in place of the target's own, or None.
     """
 
     source: str
@@ -63,12 +64,15 @@ class SideRun:
     level: str = "full"
     timeout_s: float | None = None
     plant: str | None = None
+    inputs: Path | None = None
 
     def load(self) -> Target:
         """Load the target with this run's options."""
         if self.side == "candidate":
-            return load_target(self.source, device=self.device, dtype=self.dtype, tp=self.tp)
-        return load_target(self.source)
+            target = load_target(self.source, device=self.device, dtype=self.dtype, tp=self.tp)
+        else:
+            target = load_target(self.source)
+        return target if self.inputs is None else target.fed_from(self.inputs)
 
     def command(self) -> str:
         """Return the `validator check` that runs this candidate, for messages."""

@@ -10,7 +10,7 @@ depend on which ran before, on which rank, or how often.
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from validator.target_file import check_path, describe, importable, run_file
 
 __all__ = ["Target", "floating_dtype", "inputs_checksum", "load_target", "moved"]
 
-_FUNCTIONS = ("reference", "candidate", "inputs", "run")
+_FUNCTIONS = ("reference", "candidate", "inputs", "run", "process_logits")
 
 
 def load_target(
@@ -106,7 +106,7 @@ class Target:
 
     Attributes:
         source: the file or folder, as it was given.
-        functions: those of `reference`, `candidate`, `inputs` and `run` that it has.
+        functions: those of `reference`, `candidate`, `inputs`, `run` and `process_logits` that it has.
         options: what is passed to `candidate`.
         folder: what its code may import from, or None for a checkpoint.
         others: its other public names, for messages.
@@ -146,6 +146,14 @@ class Target:
                 f"add `def {missing[0]}(): ...`"
             )
 
+    def fed_from(self, path: Path) -> "Target":
+        """Return this target with inputs that `torch.save` wrote to `path` in place of its own."""
+
+        def inputs() -> Any:
+            return torch.load(path, weights_only=True)
+
+        return replace(self, functions={**self.functions, "inputs": inputs})
+
     def reference(self) -> nn.Module:
         """Build the reference, in eval mode."""
         model = self._model("reference")
@@ -171,6 +179,17 @@ class Target:
                 "of the model's arguments"
             )
         return made
+
+    @property
+    def has_sampler(self) -> bool:
+        """Whether the target brings the port's own sampler."""
+        return "process_logits" in self.functions
+
+    def process_logits(
+        self, logits: torch.Tensor, *, temperature: float, top_k: int | None, top_p: float
+    ) -> Any:
+        """Do what the port's own sampler does to `[B, V]` logits before a token is drawn."""
+        return self._call("process_logits", logits, temperature=temperature, top_k=top_k, top_p=top_p)
 
     def run(self, model: nn.Module, inputs: dict[str, Any], *, side: str = "reference") -> Any:
         """Run a model on the inputs: `run(model, inputs)` of the target, or `model(**inputs)`.
@@ -208,12 +227,12 @@ class Target:
             )
         return model.eval()
 
-    def _call(self, name: str, **options: Any) -> Any:
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
         self.require(name)
         torch.manual_seed(0)
         try:
             with importable(self.folder):
-                return self.functions[name](**options)
+                return self.functions[name](*args, **options)
         except ValidatorError:
             raise
         except Exception as error:

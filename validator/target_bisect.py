@@ -6,11 +6,12 @@ from pathlib import Path
 
 from validator.bisecting.candidates import Candidates, RunCandidates, StoredCandidates
 from validator.bisecting.hunt import Hunt
+from validator.bisecting.identity import capture_identity, content_of, versions
 from validator.bisecting.looks import Looker
 from validator.bisecting.referee import Referee
 from validator.bisecting.scope import Scope
 from validator.bisecting.sides import Pairing
-from validator.bisecting.storing import State, fingerprint
+from validator.bisecting.storing import State
 from validator.capturing.reader import Capture, open_capture
 from validator.errors import UsageError
 from validator.faults import parse
@@ -18,6 +19,7 @@ from validator.judging_thin import require_full
 from validator.numerics.recipes import recipe_named
 from validator.progress import Progress
 from validator.report.bisection import BisectionResult
+from validator.reproducing.writing import require_writable
 from validator.runs import SideRun
 from validator.target import load_target
 
@@ -37,6 +39,7 @@ def bisect_target(
     keep: Path | None = None,
     timeout_s: float | None = None,
     plant: str | None = None,
+    repro: Path | None = None,
     progress: Progress | None = None,
 ) -> BisectionResult:
     """Find the first layer that goes wrong, then the module in it, then the operator in that.
@@ -53,16 +56,20 @@ def bisect_target(
         keep: folder to keep each step in: the same search goes on from there.
         timeout_s: seconds that each of the candidate's runs may take.
         plant: a fault to plant in the candidate before it runs, as `validator.faults.parse` reads it.
+        repro: folder for a reproducer of the first finding that has one.
         progress: told the stage, and how much of how much is done.
 
     Raises:
         ValidatorError: the two sides can't be compared.
     """
     tell = progress or (lambda stage, done, total: None)
+    if repro is not None:
+        require_writable(repro)
     stored: Capture | None = None
     options = {"nproc": nproc, "device": device, "dtype": dtype, "tp": tp, "plant": plant}
     if capture is not None:
-        given = [f"--{name}" for name, value in options.items() if value not in (None, 1)]
+        running = {**options, "timeout": timeout_s}
+        given = [f"--{name}" for name, value in running.items() if value not in (None, 1)]
         if given:
             raise UsageError(
                 f"{', '.join(given)} can't be used with --capture: it says how to run the candidate, "
@@ -80,11 +87,13 @@ def bisect_target(
     name = None if declared is None else declared.name
     identity = {
         "target": str(Path(source).resolve()),
-        "target's content": fingerprint(Path(source)),
+        **content_of(Path(source)),
         **options,
         "recipe": name,
         "module": module,
         "capture": None if capture is None else str(capture.resolve()),
+        "capture's content": None if stored is None else capture_identity(stored),
+        **{f"version of {package}": number for package, number in versions().items()},
     }
     state = State(keep, identity)
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
@@ -106,7 +115,7 @@ def bisect_target(
         )
         candidates: Candidates
         if stored is None:
-            candidates = RunCandidates(run, target, folder, is_kept=keep is not None)
+            candidates = RunCandidates(run, target, folder, state if keep is not None else None)
         else:
             candidates = StoredCandidates(stored)
         pairing = Pairing(
@@ -133,7 +142,7 @@ def bisect_target(
             state=state,
             progress=tell,
         )
-        found = Hunt(looker=looker).run()
+        found = Hunt(looker=looker, repro=repro).run()
     about = {
         "reference": {"source": source},
         "candidate": {"source": str(capture or source)},

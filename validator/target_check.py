@@ -17,7 +17,7 @@ from validator.judging_thin import RUNS, dtype_of, is_thin, require_single_calls
 from validator.numerics.recipes import recipe_named
 from validator.progress import Progress
 from validator.report.result import Result
-from validator.reproducing.writing import require_free
+from validator.reproducing.writing import require_writable
 from validator.runs import SideRun, capture_side, feed
 from validator.target import load_target
 
@@ -69,12 +69,12 @@ def check_target(
     """
     tell = progress or (lambda stage, done, total: None)
     if repro is not None:
-        require_free(repro)
+        require_writable(repro)
     if capture is not None:
         _refuse_with_capture(
             nproc=nproc, device=device, dtype=dtype, tp=tp, include=include, exclude=exclude, plant=plant
         )
-        _refuse_with_capture(level=None if level == "full" else level)
+        _refuse_with_capture(level=None if level == "full" else level, timeout=timeout_s)
         target = load_target(source)
         is_sampled = is_thin(open_capture(capture).manifest)
     else:
@@ -157,8 +157,11 @@ def _stored(inputs: Mapping[str, Any], path: Path) -> Path:
     try:
         torch.save(dict(inputs), path)
         torch.load(path, weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
-        raise UsageError(f"inputs= can't be sent to the ranks: {error}. Give tensors and plain values") from None
+    except (pickle.PickleError, AttributeError, TypeError):
+        kinds = ", ".join(f"{name} {type(value).__name__}" for name, value in inputs.items())
+        raise UsageError(
+            f"inputs= holds what can't be sent to the ranks: {kinds}. Give tensors and plain values"
+        ) from None
     return path
 
 

@@ -57,7 +57,7 @@ def swap_target(
         raise UsageError(f"{name} says what a swap is measured by: add --swap, or --options FILE")
     given = next((name for name, value in unused.items() if value is not None), None)
     if given is not None:
-        raise UsageError(f"--{given} stores or reads captures, and --swap runs hybrids: leave it out")
+        raise UsageError(f"--{given} is about captures, and --swap runs hybrids: leave it out")
     if options is not None and module is not None:
         raise UsageError(f"--module {module} chooses among modules, and --options among switches: give one")
     if options is None and timeout_s is not None:

@@ -89,6 +89,22 @@ def test_padding_is_read_off_masks_that_a_static_cache_had_made() -> None:
     assert made["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 1], [1] * 7]
 
 
+@pytest.mark.parametrize("rolls", [False, True], ids=["of all places", "that rolls"])
+def test_padding_is_told_from_what_is_outside_of_a_window(rolls: bool) -> None:
+    """With a window of two no query sees the whole prompt; what real queries see is real."""
+    capture = stepped([4, 2, 1], caches=[0, 4, 6])
+    places = torch.arange(9)
+    for n, (start, stop) in enumerate(((0, 4), (4, 6), (6, 7))):
+        queries = torch.arange(start, stop)[:, None]
+        shown = ((places <= queries) & (places > queries - 2)).repeat(2, 1, 1, 1)
+        shown[0, ..., :2] = False
+        # One that is full holds the window before the step, less one, and the step.
+        kept = shown[..., max(start - 1, 0) : stop] if rolls else shown
+        capture = given(capture, n, attention_mask=tensor_ref(kept))
+    made = prefill_arguments(generation(capture), ref=None, reference=Model())
+    assert made["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 1], [1] * 7]
+
+
 def test_logits_are_kept_of_the_positions_of_which_steps_kept_them() -> None:
     made = prefill_arguments(generation(stepped([4, 2, 1], masks=True, kept=1)), ref=None, reference=Model())
     assert made["logits_to_keep"].tolist() == [3, 5, 6]
@@ -115,6 +131,13 @@ def test_what_only_the_prompt_is_given_is_given_once_and_what_the_reference_does
     made = prefill_arguments(generation(capture), ref=None, reference=Model())
     assert made["pixels"].shape == (5, 3)
     assert "attn_metadata" not in made
+
+
+def test_types_of_the_prompt_s_tokens_go_on_as_those_of_text() -> None:
+    types = torch.tensor([[0, 1, 1, 0]] * 2)
+    capture = given(stepped([4, 2, 1], masks=True), 0, pixels=tensor_ref(types))
+    made = prefill_arguments(generation(capture), ref=None, reference=Model())
+    assert made["pixels"].tolist() == [[0, 1, 1, 0, 0, 0, 0]] * 2
 
 
 def test_a_nested_argument_can_not_be_rebuilt() -> None:

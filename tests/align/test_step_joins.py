@@ -1,10 +1,12 @@
 """What a module did in each step is one call of it, on all tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.align.build import tensor_ref
 from tests.align.stepped import IDS, Values, prefill, stepped
 from validator.align.step_joins import join_steps
 from validator.align.steps import find_generations
@@ -72,6 +74,49 @@ def test_sums_over_ranks_are_those_of_all_tokens() -> None:
 def test_what_is_alike_in_all_steps_and_has_no_tokens_stays() -> None:
     found = calls(joined(stepped([4, 2, 1], masks=True), prefill()))
     assert torch.equal(read(found["router"].outputs["1"]), torch.ones(3))
+
+
+def with_value(capture: RankCapture, values: list[torch.Tensor], module: str = "norm") -> RankCapture:
+    """Return a capture in which a module returned other values, one a call."""
+    left = iter(values)
+    calls = [
+        replace(call, outputs={"": tensor_ref(next(left))}) if call.module == module else call
+        for call in capture.calls
+    ]
+    return replace(capture, calls=tuple(calls))
+
+
+def seeded(*shape: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator) for _ in range(3)]
+
+
+def test_logits_of_the_last_position_without_a_dim_of_positions_are_stacked() -> None:
+    made, all_of_them = seeded(2, 11), torch.zeros(2, 3, 11)
+    cand = with_value(stepped([4, 2, 1], masks=True, kept=1), made)
+    ref = with_value(prefill(kept=1), [all_of_them])
+    assert torch.equal(read(calls(joined(cand, ref))["norm"].outputs[""]), torch.stack(made, 1))
+
+
+def test_what_a_prefill_has_once_for_each_sequence_is_what_the_last_step_has() -> None:
+    made = seeded(2, 11)
+    cand = with_value(stepped([4, 2, 1], masks=True), made)
+    found = calls(joined(cand, with_value(prefill(), [torch.zeros(2, 11)])))
+    assert torch.equal(read(found["norm"].outputs[""]), made[-1])
+
+
+def test_rows_that_are_as_many_in_each_step_follow_one_another_where_the_reference_has_them_all() -> None:
+    made = seeded(5, 3)
+    cand = with_value(stepped([4, 2, 1], masks=True), made)
+    found = calls(joined(cand, with_value(prefill(), [torch.zeros(15, 3)])))
+    assert torch.equal(read(found["norm"].outputs[""]), torch.cat(made))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5, 3)], ids=["a loss", "counts", "rows of something"])
+def test_what_no_rule_says_anything_of_is_compared_with_nothing(shape: tuple[int, ...]) -> None:
+    cand = with_value(stepped([4, 2, 1], masks=True), seeded(*shape))
+    found = calls(joined(cand, with_value(prefill(), [torch.zeros(shape)])))
+    assert found["norm"].outputs == {}
 
 
 def test_several_generations_are_joined_each_by_itself() -> None:

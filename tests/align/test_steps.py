@@ -37,6 +37,30 @@ def test_calls_that_go_on_are_one_generation(evidence: dict[str, Any]) -> None:
     assert generation.kept == tuple(range(7))
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache", "kwargs/past_key_values"])
+def test_a_cache_is_known_by_what_it_is_and_not_by_its_name(name: str) -> None:
+    capture = stepped([4, 2, 1], caches=[0, 4, 6])
+    calls = [
+        replace(call, objects=tuple(dict(zip([name], side.values(), strict=False)) for side in call.objects))
+        for call in capture.calls
+    ]
+    assert sizes(replace(capture, calls=tuple(calls))) == [[4, 2, 1]]
+
+
+@pytest.mark.parametrize("path", ["logits", "", "0"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_model_may_return_the_last_position_s_logits_alone(path: str, dims: int) -> None:
+    capture = stepped([4, 2, 1], masks=True, kept=1)
+    calls = []
+    for call in capture.calls:
+        if not call.module:
+            logits = call.outputs["logits"].read()
+            call = replace(call, outputs={path: tensor_ref(logits if dims == 3 else logits[:, 0])})
+        calls.append(call)
+    (generation,) = find_generations([replace(capture, calls=tuple(calls))])
+    assert generation.kept == (3, 5, 6)
+
+
 def test_calls_that_share_nothing_are_generations_of_their_own() -> None:
     assert sizes(stepped([4, 2, 1])) == [[4], [2], [1]]
 

@@ -117,7 +117,7 @@ def test_it_prints_the_path_its_cost_and_what_was_verified(api: Api) -> None:
 def test_it_passes_every_option_on(api: Api, tmp_path: Path) -> None:
     options = ["--nproc", "4", "--device", "cpu", "--dtype", "bfloat16", "--tp", "2", "--recipe", "eager"]
     others = ["--timeout", "9.5", "--plant", "attn-scale:layer=3", "--module", "layers.3"]
-    run("port.py", *options, *others, "--capture", "cand", "--keep", tmp_path)
+    run("port.py", *options, *others, "--capture", "cand", "--keep", tmp_path, "--repro", "made")
     ((args, kwargs),) = api.calls
     assert args == ("port.py",)
     assert callable(kwargs.pop("progress"))
@@ -132,6 +132,7 @@ def test_it_passes_every_option_on(api: Api, tmp_path: Path) -> None:
         "keep": tmp_path,
         "timeout_s": 9.5,
         "plant": "attn-scale:layer=3",
+        "repro": Path("made"),
     }
 
 

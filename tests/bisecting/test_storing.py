@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from validator.align.traces import StepTokens
-from validator.bisecting.storing import State, fingerprint, outcome_from_json, outcome_to_json
+from validator.bisecting.storing import State, outcome_from_json, outcome_to_json
 from validator.checks.findings import (
     Arm,
     Check,
@@ -82,11 +82,9 @@ def test_a_damaged_state_is_one_message(text: str, tmp_path: Path) -> None:
         State(tmp_path, {})
 
 
-def test_a_changed_file_and_a_changed_folder_have_other_fingerprints(tmp_path: Path) -> None:
-    file = tmp_path / "port.py"
-    seen = set()
-    for text in ("a = 1", "a = 2", "a = 33"):
-        file.write_text(text)
-        seen |= {fingerprint(file)} | ({fingerprint(tmp_path)} if len(text) == 5 else set())
-    seen.add(fingerprint(tmp_path))
-    assert len(seen) == 5, "of a folder sizes tell"
+def test_a_word_about_something_in_the_folder_is_held_against_the_one_before(tmp_path: Path) -> None:
+    State(tmp_path / "kept", {}).require_same("capture boundaries", "a")
+    again = State(tmp_path / "kept", {})
+    again.require_same("capture boundaries", "a")
+    with pytest.raises(UsageError, match="capture boundaries is another than the one that this search made"):
+        again.require_same("capture boundaries", "b")

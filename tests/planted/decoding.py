@@ -25,14 +25,36 @@ FAULTS = (
         decode=DECODED,
     ),
     *(
-        Expectation(fault=fault, guilty=SCORES, checks=(Check.WIRING,), families=DENSE, decode=DECODED)
-        for fault in ("step-kv-misplaced-block", "step-kv-scale:factor=1.25")
+        Expectation(
+            fault=fault,
+            guilty=SCORES,
+            checks=(Check.WIRING,),
+            signature=signature,
+            families=DENSE,
+            decode=DECODED,
+        )
+        for fault, signature in (
+            ("step-kv-misplaced-block", "keys_of_another"),
+            ("step-kv-scale:factor=1.25", "cache_scale"),
+            ("step-kv-scale:factor=1.05", None),
+            ("step-kv-fnuz", "cache_scale"),
+        )
+    ),
+    Expectation(
+        fault="step-kv-evicted:first=20,rank=1",
+        guilty=SCORES,
+        checks=(Check.WIRING,),
+        signature="keys_left_out",
+        families=("llama", "qwen3"),
+        tp=2,
+        decode=DECODED,
     ),
     # A block that is outside of the window anyway is not missed.
     Expectation(
         fault="step-kv-evicted:first=20",
         guilty=SCORES,
         checks=(Check.WIRING,),
+        signature="keys_left_out",
         families=("llama", "qwen3"),
         decode=DECODED,
     ),
@@ -43,9 +65,13 @@ FAULTS = (
             checks=(Check.WIRING,),
             families=("gemma2", "gpt-oss"),
             layers=(2, 0),  # the sliding ones
+            signature=signature,
             decode=DECODED,
         )
-        for fault in ("step-kv-window-rolled", "step-kv-window-kept")
+        for fault, signature in (
+            ("step-kv-window-rolled", "keys_left_out"),
+            ("step-kv-window-kept", "keys_not_hidden"),
+        )
     ),
     *(
         Expectation(

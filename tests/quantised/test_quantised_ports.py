@@ -87,6 +87,15 @@ def transposed(own: dict[str, Tensor]) -> None:
     own["weight_scale_inv"].copy_(own["weight_scale_inv"].T.clone())
 
 
+def inverted(own: dict[str, Tensor]) -> None:
+    own["weight_scale_inv"].reciprocal_()
+
+
+def zero_points(own: dict[str, Tensor]) -> None:
+    """Move the zero points of every eighth row by one."""
+    own["weight_zero_point"].bitwise_xor_(1)
+
+
 def one_row(own: dict[str, Tensor]) -> None:
     own["weight_scale"][5] *= 1.0625
 
@@ -97,7 +106,9 @@ def one_row(own: dict[str, Tensor]) -> None:
         ("int4", "model.layers.1.mlp.up_proj", nibbles),
         ("int4", "model.layers.0.self_attn.o_proj", next_group),
         ("int4-asymmetric", "model.layers.1.self_attn.k_proj", next_group),
+        ("int4-asymmetric", "model.layers.0.mlp.gate_proj", zero_points),
         ("int8", "model.layers.1.mlp.gate_proj", one_row),
+        ("fp8", "model.layers.0.self_attn.v_proj", inverted),
         ("fp8", "model.layers.1.self_attn.q_proj", transposed),
     ],
 )

@@ -1,6 +1,7 @@
 """Reproducers of findings of several kinds: each runs by itself, and shows its fault."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.checks.build import captured as recorded
@@ -22,7 +24,9 @@ from validator.align.builder import build_trace
 from validator.checks.engine import policy_of, run_checks
 from validator.checks.findings import Check, Finding, Outcome
 from validator.errors import UsageError
-from validator.reproducing.writing import Reproducer, write_reproducer
+from validator.reproducing import subject
+from validator.reproducing.tensor_file import write_tensors
+from validator.reproducing.writing import Reproducer, require_writable, write_first, write_reproducer
 
 ELEMENTS = 1 << 20
 
@@ -63,7 +67,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
         place.mkdir()
         run = captured(candidate, place, **options)
         outcome = run.check()
-        finding = outcome.findings[0] if name != "healthy" else _finding_at(outcome)
+        finding = outcome.findings[0]
         return Case(run=run, finding=finding, files=_written(run, finding, place / "made"))
 
     run, found = _partial()
@@ -74,7 +78,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
         "accumulation": case("accumulation", NarrowDown, operators=None),
         "weight": case("weight", Mlp, operators=None, spoil=_spoil_weight),
         "rank": Case(run=run, finding=found, files=_written(run, found, folder / "rank")),
-        "healthy": case("healthy", Norm, operators=None),
     }
 
 
@@ -86,6 +89,7 @@ def results(
     out = tmp_path_factory.mktemp("results") / "results.json"
     runner = Path(__file__).with_name("alone.py")
     scripts = {name: str(case.files.script) for name, case in cases.items()}
+    scripts["mended"] = str(_mended(cases["scale"].files, out.with_name("mended")))
     subprocess.run([sys.executable, "-I", str(runner), str(out), *scripts.values()], check=True, timeout=300)
     said = json.loads(out.read_text())
     return {name: (said[script]["code"], said[script]["said"]) for name, script in scripts.items()}
@@ -150,10 +154,20 @@ def test_what_a_rank_gave_is_reproduced_on_its_slice(cases: Mapping[str, Case]) 
     assert "what rank 1 adds" in cases["rank"].files.what
 
 
-def test_a_healthy_candidate_exits_with_0(results: Mapping[str, tuple[int, str]]) -> None:
-    code, said = results["healthy"]
+def test_a_candidate_that_is_right_exits_with_0(results: Mapping[str, tuple[int, str]]) -> None:
+    code, said = results["mended"]
     assert code == 0
     assert "WRONG" not in said
+
+
+@pytest.mark.parametrize("operators", [None, ("*",)], ids=["code", "operators"])
+def test_where_rounding_explains_the_value_there_is_no_reproducer(
+    operators: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    run = captured(Norm, tmp_path, operators=operators)
+    with pytest.raises(UsageError, match="no reproducer of inner: judged once more, by itself, rounding ex"):
+        _written(run, _finding_at(run.check()), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_folder_that_holds_one_already_is_refused(cases: Mapping[str, Case]) -> None:
@@ -167,6 +181,82 @@ def test_where_nothing_is_computed_there_is_no_reproducer(cases: Mapping[str, Ca
     given = replace(case.finding, check=Check.INPUT)
     with pytest.raises(UsageError, match="no reproducer of inner: its input check compares values"):
         _written(case.run, given, tmp_path / "made")
+
+
+def test_the_first_finding_that_has_one_is_taken_and_no_more_than_three_are_tried(
+    cases: Mapping[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, walks = cases["epsilon"], []
+    walked = subject.walk
+    monkeypatch.setattr(subject, "walk", lambda **options: (walks.append(1), walked(**options)))
+    elsewhere = [replace(case.finding, module=f"nowhere.{i}") for i in range(9)]
+    given = [replace(case.finding, check=Check.INPUT)] * 9
+    said = _first(case.run, [*given, elsewhere[0], case.finding], tmp_path / "made")
+    assert (said.endswith("reproduces the code of inner: inner"), len(walks)) == (True, 2)
+    said = _first(case.run, [*elsewhere, case.finding], tmp_path / "other")
+    assert (said, len(walks)) == ("no reproducer of nowhere.0: no code of its own stands behind it", 5)
+
+
+def test_a_folder_that_holds_one_is_an_error_also_where_any_finding_would_do(
+    cases: Mapping[str, Case],
+) -> None:
+    case = cases["scale"]
+    with pytest.raises(UsageError, match=r"holds reproduce\.py already"):
+        _first(case.run, [case.finding], case.files.script.parent)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cant_be_written_is_one_message_before_the_work(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UsageError, match=r"^--repro .* can't be written: .*; name a folder that you may wri"):
+        require_writable(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_asking_whether_a_folder_can_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    require_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_reproducer(
+    cases: Mapping[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    case = cases["epsilon"]
+    with pytest.raises(UsageError, match="can't be written: No space left on device"):
+        _written(case.run, case.finding, tmp_path / "made")
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu])
+def test_every_float8_dtype_can_be_written(dtype: torch.dtype, tmp_path: Path) -> None:
+    values = torch.tensor([0.5, 1.0, 4.0]).to(dtype)
+    write_tensors(tmp_path / "x", {"x": values}, {})
+    assert load_file(tmp_path / "x")["x"].double().tolist() == [0.5, 1.0, 4.0]
+
+
+def _first(run: Run, findings: list[Finding], folder: Path) -> str:
+    return write_first(
+        folder,
+        findings,
+        reference=run.reference,
+        trace=run.trace,
+        run=feed(run.inputs),
+        policy=policy_of(None),
+        elements=ELEMENTS,
+    )
+
+
+def _mended(files: Reproducer, folder: Path) -> Path:
+    """Return a copy of a script beside tensors in which the candidate gave what the oracle says."""
+    folder.mkdir()
+    tensors = load_file(files.tensors)
+    right = tensors["judge/oracle"].to(tensors["judge/candidate"].dtype)
+    save_file(tensors | {"judge/candidate": right}, folder / files.tensors.name)
+    return Path(shutil.copy(files.script, folder))
 
 
 def _spoil_weight(model: nn.Module) -> None:

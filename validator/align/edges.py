@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from validator.align.thinned import WholeStatistics, one_in_of
+from validator.align.thinned import WholeStatistics, least_known
 from validator.align.traces import Edge, LogicalTensor, View
 from validator.capturing.levels import NOTHING
 from validator.capturing.records import TensorMeta, TensorRef
@@ -83,7 +83,7 @@ def join(
         raise LayoutError(", ".join(f"rank {rank} is {dtype}" for rank, dtype in dtypes.items()))
     evidence = None
     if habits is not None:
-        is_comparable = ref is not None and ref.meta.shape == tuple(shape) and one_in_of(metas) != NOTHING
+        is_comparable = ref is not None and ref.meta.shape == tuple(shape) and least_known(metas) != NOTHING
         known = ref if is_comparable else None
         evidence = Evidence(tensors=refs, ref=known, role=role_of(name), habits=habits, side=side)
     plan = place(metas, shape=shape, declared=declared, evidence=evidence)
@@ -101,7 +101,7 @@ def join(
         parts=plan.parts(metas),
         dims=dims,
         checksum=metas[min(metas)].checksum if has_copies_only else None,
-        one_in=one_in_of(metas),
+        one_in=least_known(metas),
         statistics=WholeStatistics(plan=plan, metas=metas),
     )
     return JoinedEdge(edge=edge, plan=plan, metas=metas, refs=refs)

@@ -78,7 +78,11 @@ def join_parameters(
                 habits=habits,
                 side=names[name].rpartition(".")[2],
             )
-            edge = replace(joined.edge, row_hashes=_row_hashes(joined.plan, ours))
+            edge = replace(
+                joined.edge,
+                row_hashes=_row_hashes(joined.plan, ours),
+                is_quantised=any(parameter.kind == "quantised" for parameter in ours.values()),
+            )
             edges[name] = replace(joined, edge=edge)
         except LayoutError as error:
             if isinstance(error, UndecidedError) and name not in retried:

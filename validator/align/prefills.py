@@ -48,13 +48,13 @@ def prefill_arguments(
     steps = [_arguments(step, holders) for step in source.steps]
     if like is None and source is not generation:
         steps = steps[:1]
-    mask = _mask([_arguments(step, holders) for step in source.steps], batch, total)
+    mask = _mask(source.steps, [_arguments(step, holders) for step in source.steps], batch, total)
     if mask is not None:
         arguments["attention_mask"] = mask
     positions = _positions(steps if like is not None else steps[:1], total)
     if positions is not None:
         arguments["position_ids"] = positions
-    arguments |= _others(steps, [step.tokens for step in source.steps][: len(steps)], total)
+    arguments |= _others(steps, [step.tokens for step in source.steps][: len(steps)], batch, total)
     if len(generation.kept) < total:
         arguments["logits_to_keep"] = torch.tensor(generation.kept)
     arguments["use_cache"] = False
@@ -133,31 +133,53 @@ def _are_equal(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and torch.equal(first, second)
 
 
-def _mask(steps: Sequence[Mapping[str, Any]], batch: int, total: int) -> Tensor | None:
+def _mask(steps: Sequence[Step], given: Sequence[Mapping[str, Any]], batch: int, total: int) -> Tensor | None:
     """Return `[B, S]` which tokens are real, or None for all: the last mask of two dims, grown to all."""
-    for arguments in reversed(steps):
+    for arguments in reversed(given):
         mask = arguments.get("attention_mask")
         if isinstance(mask, TensorRef) and len(mask.meta.shape) == 2:
             grown = mask.read()[:, :total]
             missing = total - grown.shape[1]
             return torch.cat([grown, grown.new_ones(len(grown), missing)], 1) if missing else grown
-    return _seen_keys(steps, batch, total)
+    return _seen_tokens(steps, given, batch, total)
 
 
-def _seen_keys(steps: Sequence[Mapping[str, Any]], batch: int, total: int) -> Tensor | None:
-    """Return which tokens some query sees, of masks `[B, 1, s, keys]` that a run made beforehand."""
-    seen = torch.zeros(batch, total, dtype=torch.bool)
+def _seen_tokens(
+    steps: Sequence[Step], given: Sequence[Mapping[str, Any]], batch: int, total: int
+) -> Tensor | None:
+    """Return which tokens real queries see, of masks `[B, 1, s, keys]` that a run made beforehand.
+
+    Of padding not even its own query is a real one. The last token is real, those that its query sees are,
+    and what these see in turn: within a window none sees all of them.
+    """
+    real = torch.zeros(batch, total, dtype=torch.bool)
+    real[:, min(total, steps[-1].stop) - 1] = True
     found = False
-    for arguments in steps:
-        for path, mask in arguments.items():
-            if isinstance(mask, TensorRef) and is_mask(path.partition("/")[0]) and len(mask.meta.shape) == 4:
-                read = mask.read()[..., :total]
-                shown = read if read.dtype == torch.bool else read >= 0
-                # Of a token that is padding not even its own query is a real one: the last one is.
-                last = shown[:, :, -1].any(1)
-                seen[:, : last.shape[-1]] |= last
-                found = True
-    return None if not found or bool(seen.all()) else seen.to(torch.int64)
+    for step, arguments in zip(reversed(steps), reversed(given), strict=True):
+        masks = [
+            value.read()
+            for path, value in arguments.items()
+            if isinstance(value, TensorRef)
+            if is_mask(path.partition("/")[0]) and len(value.meta.shape) == 4
+        ]
+        if step.stop > total or any(mask.shape[-2] != step.tokens for mask in masks):
+            continue
+        shown = [_shown_tokens(mask, step, batch) for mask in masks]
+        found |= bool(shown)
+        for i in reversed(range(step.tokens)):
+            for sees in shown:
+                real[:, : step.stop] |= sees[:, i] & real[:, step.start + i, None]
+    return None if not found or bool(real.all()) else real.to(torch.int64)
+
+
+def _shown_tokens(mask: Tensor, step: Step, batch: int) -> Tensor:
+    """Return `[B, s, t]` which of the tokens so far each query of a step sees.
+
+    A cache of all places has the first token first; one that rolls has the step's last token last.
+    """
+    shown = (mask if mask.dtype == torch.bool else mask >= 0).any(1).expand(batch, -1, -1)
+    missing = step.stop - shown.shape[-1]
+    return torch.nn.functional.pad(shown, (missing, 0)) if missing > 0 else shown[..., : step.stop]
 
 
 def _positions(steps: Sequence[Mapping[str, Any]], total: int) -> Tensor | None:
@@ -171,7 +193,9 @@ def _positions(steps: Sequence[Mapping[str, Any]], total: int) -> Tensor | None:
     return torch.cat([known, further], -1) if missing else known
 
 
-def _others(steps: Sequence[Mapping[str, Any]], counts: Sequence[int], total: int) -> dict[str, Any]:
+def _others(
+    steps: Sequence[Mapping[str, Any]], counts: Sequence[int], batch: int, total: int
+) -> dict[str, Any]:
     """Return what is neither tokens, masks, positions nor caches, tensors of tokens put end to end."""
     found: dict[str, Any] = {}
     known = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "logits_to_keep", *_CACHES)
@@ -186,8 +210,15 @@ def _others(steps: Sequence[Mapping[str, Any]], counts: Sequence[int], total: in
             continue
         values = [arguments.get(path) for arguments in steps]
         tensors = [value.read() for value in values if isinstance(value, TensorRef)]
-        is_of_tokens = [x.shape[1] if x.dim() > 1 else 0 for x in tensors] == list(counts)
-        found[path] = torch.cat(tensors, 1) if is_of_tokens and sum(counts) == total else tensors[0]
+        sizes = [x.shape[1] if x.dim() > 1 else 0 for x in tensors]
+        if sizes == list(counts) and sum(counts) == total:
+            found[path] = torch.cat(tensors, 1)
+        elif not tensors[0].is_floating_point() and tensors[0].shape == (batch, counts[0]):
+            # Types of the prompt's tokens: what is written after it is text, type 0.
+            rest = tensors[0].new_zeros(batch, total - counts[0])
+            found[path] = torch.cat([tensors[0], rest], 1)
+        else:
+            found[path] = tensors[0]
     return found
 
 

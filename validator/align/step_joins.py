@@ -110,7 +110,8 @@ def _values(parts: Sequence[Values], places: "_Places", like: Values | None) -> 
     """Join values path by path.
 
     Left out are masks, which each kernel has its own way with (but the model's own, which is the last
-    step's), and what a cache hands over: tensors of earlier tokens, which the first step lacks.
+    step's), what a cache hands over: tensors of earlier tokens, which the first step lacks, and what no rule
+    says anything of: a count of a step's tokens, a loss.
     """
     joined: dict[str, Any] = {}
     for path in dict.fromkeys(path for part in parts for path in part):
@@ -126,7 +127,10 @@ def _values(parts: Sequence[Values], places: "_Places", like: Values | None) -> 
                 joined[path] = tensors[-1]
         elif len(tensors) == len(parts):
             if shape is not None or not places.are_past(tensors):
-                joined[path] = places.join(tensors, shape) or tensors[-1]
+                whole = places.join(tensors, shape)
+                # What is of another shape than the reference's is said to be; what is not would be compared.
+                if whole is not None or tensors[-1].meta.shape != shape:
+                    joined[path] = whole or tensors[-1]
         elif isinstance(parts[0].get(path), TensorRef):
             joined[path] = tensors[0]
     return joined
@@ -161,6 +165,8 @@ class _Places:
             dims = [d for d in range(len(shapes[0])) if _is_along(shapes, d, counts)]
             if (dim := _chosen(dims, shapes[0], shape, sum(counts), self._batch)) is not None:
                 return along(parts, dim)
+        if shape is not None and shape == self._with_kept(shapes[0]):
+            return _kept_rows(parts, shape)
         for counts in self._counts:
             rows = [self._batch * count for count in counts]
             dims = [d for d in range(len(shapes[0])) if _is_along(shapes, d, rows)]
@@ -168,9 +174,15 @@ class _Places:
                 return _rows(parts, dim, self._batch)
         if len({part.meta.checksum for part in parts}) == 1 and shape in (None, shapes[0]):
             return parts[0]
-        free = [d for d in range(len(shapes[0])) if len({s[d] for s in shapes}) > 1] or [0]
-        is_free = len(free) == 1 and shapes[0] and _is_along(shapes, free[0], [s[free[0]] for s in shapes])
-        return along(parts, free[0]) if is_free else None
+        if shape is not None and len(shape) > 1 and shape == shapes[-1] and shape[0] == self._batch:
+            return parts[-1]  # of the last position, or a state: one prefill ends with the same
+        return _freely(parts, shapes, shape)
+
+    def _with_kept(self, own: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return `[B, K, *]` of `[B, *]`, where each step kept one position; else None."""
+        if own[:1] != (self._batch,) or len(own) < 2 or set(self._counts[1]) != {1}:
+            return None
+        return (own[0], len(self._counts[1]), *own[1:])
 
     def are_past(self, parts: Sequence[TensorRef]) -> bool:
         """Tell whether tensors grow with the tokens so far, and are no part of what a step adds."""
@@ -184,6 +196,30 @@ class _Places:
             return False
         pairs = zip(shapes, self._counts[0], self._stops, strict=True)
         return all(s[-2] == count and s[-1] >= stop for s, count, stop in pairs)
+
+
+def _freely(
+    parts: Sequence[TensorRef], shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...] | None
+) -> TensorRef | None:
+    """Join parts along the only dim along which they differ in size, such as the rows that an expert gets.
+
+    Where they are all of one size, it is the only dim along which the reference's has their sum.
+    """
+    own = shapes[0]
+    dims = [d for d in range(len(own)) if len({s[d] for s in shapes}) > 1] or list(range(len(own)))
+    if shape is not None:
+        dims = [d for d in dims if shape == (*own[:d], sum(s[d] for s in shapes), *own[d + 1 :])]
+    is_free = len(dims) == 1 and _is_along(shapes, dims[0], [s[dims[0]] for s in shapes])
+    return along(parts, dims[0]) if is_free else None
+
+
+def _kept_rows(parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
+    """Return `[B, K, *]` of `[B, *]`, a position each."""
+    return derived(shape, parts[0].meta.dtype, partial(_read_stacked, tuple(parts)))
+
+
+def _read_stacked(parts: Sequence[TensorRef]) -> torch.Tensor:
+    return torch.stack([part.read() for part in parts], 1)
 
 
 def _is_along(shapes: Sequence[tuple[int, ...]], dim: int, counts: Sequence[int]) -> bool:

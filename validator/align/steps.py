@@ -233,11 +233,15 @@ def _tokens(call: Call) -> int:
 
 
 def _kept(call: Call, stop: int) -> tuple[int, ...]:
-    """Return the positions whose logits a call returned: all, those it was asked for, or the last ones."""
+    """Return the positions whose logits a call returned: all, those it was asked for, or the last ones.
+
+    A model that returns no more than a tensor, or `[B, V]` of the last position, returns logits.
+    """
     tokens = _tokens(call)
-    logits = call.outputs.get("logits")
-    shape = logits.meta.shape if isinstance(logits, TensorRef) else ()
-    count = shape[1] if len(shape) == 3 else tokens
+    logits = next((call.outputs[path] for path in ("logits", "", "0") if path in call.outputs), None)
+    shape = logits.meta.shape if isinstance(logits, TensorRef) and "float" in logits.meta.dtype else ()
+    is_last = len(shape) == 2 and shape[0] == _batch(call)
+    count = 1 if is_last else shape[1] if len(shape) == 3 and 0 < shape[1] <= tokens else tokens
     asked = call.inputs.get("logits_to_keep")
     if isinstance(asked, TensorRef) and asked.meta.shape == (count,):
         return tuple(stop - tokens + int(i) % tokens for i in asked.read())

@@ -12,11 +12,11 @@ from validator.align.traces import View
 from validator.capturing.records import Statistics, TensorMeta
 from validator.sharding.plan import Plan
 
-__all__ = ["WholeStatistics", "one_in_of"]
+__all__ = ["WholeStatistics", "least_known"]
 
 
-def one_in_of(metas: Mapping[int, TensorMeta]) -> int:
-    """Return that one of so many elements is known on each rank: 1 for all, 0 for none."""
+def least_known(metas: Mapping[int, TensorMeta]) -> int:
+    """Return that at least one of so many elements is known on each rank: 1 for all, 0 for none."""
     shares = {meta.one_in for meta in metas.values()}
     return 0 if 0 in shares else max(shares)
 

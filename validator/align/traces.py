@@ -65,6 +65,7 @@ class Edge:
             `read` would return; None where they are stored, or the ranks' rows are no whole rows of it.
         one_in: one of so many elements is known, `read` has NaN for others; 0 where statistics alone are.
         statistics: of the logical tensor as a view saw it; None where the parts don't tell.
+        is_quantised: whether it is a weight that the candidate holds as codes.
     """
 
     path: str
@@ -80,6 +81,7 @@ class Edge:
     row_hashes: Callable[[View], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
     one_in: int = 1
     statistics: Callable[[View], Statistics | None] | None = field(default=None, repr=False, compare=False)
+    is_quantised: bool = False
 
     def with_rows(self, order: torch.Tensor) -> "Edge":
         """Return the edge with `[rows]` of its first dim in another order, each with the part it is from."""
@@ -222,6 +224,7 @@ class Trace:
         missing_parameters: those of the reference alone whose module the candidate has, captured, with
             nothing that could stand in for them.
         steps: of each call of the model, by its number, that stands for several of the candidate's.
+        requantised: the format that the recipe declares weights to be quantised to anew, or None.
     """
 
     calls: Mapping[tuple[str, int], TraceCall]
@@ -237,3 +240,4 @@ class Trace:
     unmatched_parameters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     missing_parameters: tuple[str, ...] = ()
     steps: Mapping[int, tuple[StepTokens, ...]] = field(default_factory=dict)
+    requantised: str | None = None

@@ -106,7 +106,7 @@ def tree_of(captures: Sequence[RankCapture]) -> Tree:
     for name, of_rank in parameters.items():
         owner, _, leaf = name.rpartition(".")
         first = of_rank[min(of_rank)]
-        if owner in shapes and first.kind == "parameter":
+        if owner in shapes and first.kind in ("parameter", "quantised"):
             shapes[owner][leaf] = first.ref.meta.global_shape or first.ref.meta.shape
     elements = {fqn: sum(map(prod, own.values())) for fqn, own in shapes.items()}
     for fqn in sorted(types, key=lambda fqn: fqn.count(".") + bool(fqn), reverse=True):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from validator.bisecting.identity import capture_identity
+from validator.bisecting.storing import State
 from validator.capturing.manifest import Manifest
 from validator.capturing.narrowing import narrowed, stored_bytes
 from validator.capturing.outline import glob_of, outline
@@ -67,7 +69,7 @@ class Candidates(Protocol):
         with_blocks: bool = True,
         around: Sequence[str] = (),
     ) -> Captured:
-        """Return some modules with all that lies inside of them.
+        """Return some modules with all that lies inside of them; what was returned before may be gone then.
 
         Args:
             modules: fqns in the candidate's names.
@@ -86,9 +88,6 @@ class Candidates(Protocol):
     def has_operators(self, module: str) -> bool:
         """Say whether another look at a module, in the candidate's names, would show its operators."""
 
-    def forget(self) -> None:
-        """Let go of the inside that was captured last, unless it is to be kept."""
-
 
 class RunCandidates:
     """Runs the candidate once a step.
@@ -97,14 +96,15 @@ class RunCandidates:
         run: how; where the capture goes is decided here.
         target: the target, loaded.
         folder: where captures go.
-        is_kept: whether they stay there; those that are there are not made again.
+        state: of the search, where captures stay there: those that are there are not made again. None where
+            they don't.
     """
 
-    def __init__(self, run: SideRun, target: Target, folder: Path, *, is_kept: bool) -> None:
+    def __init__(self, run: SideRun, target: Target, folder: Path, state: State | None = None) -> None:
         self._run = run
         self._target = target
         self._folder = folder
-        self._is_kept = is_kept
+        self._state = state
         self._last: Path | None = None
         self._names: frozenset[str] | None = None
 
@@ -130,9 +130,11 @@ class RunCandidates:
             globs += [f"{glob_of(below)}*"] if is_around else []
         operators = tuple(glob_of(fqn) for fqn in modules) if with_operators else ()
         run = replace(self._run, include=tuple(globs), operators=operators, is_outline=not with_blocks)
-        taken = self._captured(name, run)
-        self._last = self._folder / name
-        return taken
+        path = self._folder / name
+        if self._last is not None and self._last != path and self._state is None:
+            shutil.rmtree(self._last, ignore_errors=True)
+        self._last = path
+        return self._captured(name, run)
 
     @property
     def _fired(self) -> frozenset[str]:
@@ -148,12 +150,6 @@ class RunCandidates:
         """Say whether the module ran: then they can be captured."""
         return module in self._fired
 
-    def forget(self) -> None:
-        """Remove the last capture of an inside from the disk."""
-        if self._last is not None and not self._is_kept:
-            shutil.rmtree(self._last, ignore_errors=True)
-        self._last = None
-
     def _captured(self, name: str, run: SideRun) -> Captured:
         path = self._folder / name
         if not path.exists():
@@ -162,6 +158,8 @@ class RunCandidates:
                 shutil.rmtree(left)
             capture_side(replace(run, output=path), self._target)
         found = open_capture(path)
+        if self._state is not None:
+            self._state.require_same(f"capture {name}", capture_identity(found))
         return Captured(ranks=tuple(found.all_ranks()), manifest=found.manifest, runs=1)
 
 
@@ -208,9 +206,6 @@ class StoredCandidates:
     def has_operators(self, module: str) -> bool:
         """Say no: those that the capture holds were shown with the module."""
         return False
-
-    def forget(self) -> None:
-        """Keep the capture: it is not ours."""
 
     def _narrowed(self, keeps: Callable[[str], bool]) -> Captured:
         ranks = tuple(narrowed(capture, keeps) for capture in self._ranks)

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
+from pathlib import Path
 
 from validator.bisecting.looks import Look, Looker
 from validator.bisecting.merging import Timeline, first_divergent, merged, without
-from validator.bisecting.path import Bisection, Cost, Step
+from validator.bisecting.path import Bisection, Claim, Cost, Step
 from validator.bisecting.scope import Scope
 from validator.bisecting.search import Reason, Visit, hinted, is_monotone, search, visits
-from validator.bisecting.survey import is_below
+from validator.capturing.outline import is_below
 from validator.checks.findings import Check, Finding, Outcome, Verdict
+from validator.reproducing.writing import NOTHING_FOUND
 
 __all__ = ["Hunt"]
 
@@ -28,14 +31,17 @@ class Hunt:
         outcomes: of these steps.
         notes: what a reader must know of the search.
         why: reasons why an absence of findings would prove nothing.
+        repro: folder for a reproducer of the first finding, or None for none.
     """
 
     looker: Looker
+    repro: Path | None = None
     steps: list[Step] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
     _looked: set[str] = field(default_factory=set)
+    _judged: set[str] = field(default_factory=set)
 
     def run(self) -> Bisection:
         """Search, and return what was found.
@@ -54,16 +60,19 @@ class Hunt:
             # What is guilty already need not be the first: blocks that something points at may come before.
             pointed = takewhile(lambda visit: visit.reason is Reason.HINT, planned)
             search((v for v in pointed if self._is_before(v.blocks[-1], frame)), self._look_inside)
+        self._look_before()
         self._look_at_operators()
+        if self.repro is not None:
+            self._reproduce(self.repro)
         return self._result()
 
     @property
     def _scope(self) -> Scope:
         return self.looker.scope
 
-    @property
+    @cached_property
     def _timeline(self) -> Timeline:
-        return Timeline(survey=self._scope.survey)
+        return Timeline.of(self._scope.survey)
 
     def _take(self, look: Look) -> None:
         self.steps.append(look.step)
@@ -84,24 +93,28 @@ class Hunt:
         return hint
 
     def _visits(self, hint: str | None) -> Iterator[Visit]:
-        scope, looker = self._scope, self.looker
-        held = [b for b in scope.blocks if looker.candidates.holds(looker.candidate_name(scope.top(b)))]
-        itemsize = looker.boundaries().itemsize
+        scope, held = self._scope, [block for block in self._scope.blocks if self._is_held(block)]
+        itemsize = self.looker.boundaries().itemsize
         sizes = {block: scope.survey.size_bytes(scope.inside((block,)), itemsize) for block in held}
         limit = max(sum(sizes.values()) // SWEEP_SHARE, 1)
         return visits(held, self._hints(hint), size_bytes=sizes, limit_bytes=limit)
+
+    def _is_held(self, block: str) -> bool:
+        """Say whether the candidate's inside of a block can be had."""
+        return self.looker.candidates.holds(self.looker.candidate_name(self._scope.top(block)))
 
     def _hints(self, hint: str | None) -> Iterator[str]:
         """Yield blocks to look into first: what the noise says, then each block alone as one function."""
         if hint is not None:
             yield hint
         if self._scope.has_many_blocks:
-            yield from dict.fromkeys(f.module for f in self._functions().findings)
+            yield from dict.fromkeys(f.module for f in self._functions(self._scope.blocks).findings)
 
-    def _functions(self) -> Outcome:
-        look = self.looker.functions()
+    def _functions(self, blocks: Sequence[str]) -> Outcome:
+        look = self.looker.functions(blocks)
         if look.step not in self.steps:
             self.steps.append(look.step)
+        self._judged.update(blocks)
         return look.outcome
 
     def _look_inside(self, visit: Visit) -> bool:
@@ -111,20 +124,32 @@ class Hunt:
         self._looked.update(visit.blocks)
         return any(f.verdict is Verdict.DIVERGENT for f in self.outcomes[-1].findings)
 
+    def _look_before(self) -> None:
+        """Make sure that no block before the guilty one is off, which something pointed at too early.
+
+        Those that were not looked into are judged as one function each, for which no more is captured; one
+        that is off is looked into.
+        """
+        guilty = first_divergent(self.outcomes, self._timeline)
+        if guilty is None:
+            return
+        before = [b for b in self._left() if self._is_before(b, guilty) and b not in self._judged]
+        pointed = self._functions(before).findings if before else ()
+        named = [b for b in dict.fromkeys(f.module for f in pointed) if self._is_held(b)]
+        search((Visit(blocks=(block,), reason=Reason.HINT) for block in named), self._look_inside)
+
     def _look_at_operators(self) -> None:
         """Look at the guilty module again with its operators: what that says takes the place of the rest."""
         first = first_divergent(self.outcomes, self._timeline)
         if first is None or first.check not in (Check.FUNCTION, Check.WIRING):
             return
-        survey, module = self._scope.survey, first.module
-        holds_blocks = any(block != module and is_below(block, module) for block in survey.blocks)
-        is_small = module in survey.modules and not holds_blocks
-        if not is_small or not self.looker.candidates.has_operators(first.candidate_module):
-            return
+        module = first.module
         if self.looker.pairing.is_stepped:
             self.notes.append(
                 f"the operators of {module} were not looked at: the run is one of several steps"
             )
+            return
+        if not self.looker.shows_operators(first):
             return
         look = self.looker.operators(first)
         self.steps.append(look.step)
@@ -134,13 +159,27 @@ class Hunt:
         self.outcomes = [without(earlier, module) for earlier in self.outcomes]
         self.outcomes.append(replace(look.outcome, unobservable=(), notes=()))
 
+    def _reproduce(self, folder: Path) -> None:
+        """Write a reproducer of the first finding, and note what became of it."""
+        findings = [finding for outcome in self.outcomes for finding in outcome.findings]
+        first = first_divergent(self.outcomes, self._timeline)
+        first = first or min(findings, key=self._timeline.moment, default=None)
+        if first is None:
+            self.notes.append(NOTHING_FOUND)
+            return
+        step, made = self.looker.reproduce(first, folder)
+        is_had = any(taken.name == "operators" and taken.modules == step.modules for taken in self.steps)
+        if step.runs and not is_had:
+            self.steps.append(step)
+        self.notes.append(made)
+
     def _make_do(self) -> None:
         """Say what can be said where a stored capture holds nothing of some blocks' insides."""
         left = self._left()
         why = f"the capture holds nothing of the inside of {left[0]}" + (
             f" and of {len(left) - 1} other blocks" if len(left) > 1 else ""
         )
-        found = self._functions() if self._scope.has_many_blocks else None
+        found = self._functions(self._scope.blocks) if self._scope.has_many_blocks else None
         beyond = (one.finding for one in self.looker.boundaries().boundaries)
         outside = next((finding for finding in beyond if finding is not None), None)
         if found is not None and found.findings:
@@ -165,9 +204,19 @@ class Hunt:
                 f"{len(left)} of {len(scope.blocks)} blocks were not looked into; `validator check` does all"
             )
         self.notes += self._not_called()
+        if self.looker.remembered:
+            known = ", ".join(f"{step.name} of {step.extent}" for step in self.looker.remembered)
+            self.notes.append(f"remembered from --keep, and not looked at again: {known}")
         outcome, claim = merged(self.outcomes, self._timeline, notes=self.notes, why=self.why)
+        claim = None if claim is None else self._with_blocks(claim)
         full = scope.survey.size_bytes(scope.survey.modules, self.looker.boundaries().itemsize)
         return Bisection(outcome=outcome, path=tuple(self.steps), cost=Cost.of(self.steps, full), claim=claim)
+
+    def _with_blocks(self, claim: Claim) -> Claim:
+        """Say how many blocks before a finding were looked into, and how many as one function alone."""
+        before = {b for b in self._scope.blocks if self._is_before(b, claim.finding)}
+        inside = before & self._looked
+        return replace(claim, inside=len(inside), as_functions=len((before & self._judged) - inside))
 
     def _not_called(self) -> list[str]:
         """Say whose parameters no step compared: an expert's that no token reached, say."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from validator.bisecting.path import Step
 from validator.bisecting.referee import Referee
 from validator.bisecting.scope import Scope
 from validator.bisecting.search import hinted
-from validator.bisecting.sides import Pairing
+from validator.bisecting.sides import Pairing, Sides
 from validator.bisecting.storing import State, outcome_from_json, outcome_to_json
 from validator.checks.findings import Finding, Outcome, Verdict
 from validator.progress import Progress
@@ -71,6 +72,7 @@ class Looker:
         scope: what the search is about.
         state: keeps what is known.
         progress: told the stage, and how much of how much is done.
+        remembered: steps that were not taken again, since their results were kept.
     """
 
     candidates: Candidates
@@ -79,6 +81,7 @@ class Looker:
     scope: Scope
     state: State
     progress: Progress
+    remembered: tuple[Step, ...] = field(init=False, default=())
     _first: Look | None = field(init=False, default=None)
 
     def boundaries(self) -> Look:
@@ -104,6 +107,10 @@ class Looker:
         """Look at a module that diverges again, with its operators."""
         return self._kept(f"operators {guilty.module}", lambda: self._operators(guilty))
 
+    def shows_operators(self, guilty: Finding) -> bool:
+        """Say whether another look at the module would show its operators."""
+        return not self.pairing.is_stepped and self.candidates.has_operators(guilty.candidate_module)
+
     def candidate_name(self, fqn: str) -> str:
         """Return what the candidate calls a module; where that is not known, what it calls the one around."""
         names = self.boundaries().names
@@ -113,9 +120,12 @@ class Looker:
 
     def _kept(self, key: str, look: Callable[[], Look]) -> Look:
         kept = self.state.get(key)
-        if kept is None:
-            kept = look().to_json()
-            self.state.put(key, kept)
+        if kept is not None:
+            found = Look.from_json(kept)
+            self.remembered += () if found.step in self.remembered else (found.step,)
+            return found
+        kept = look().to_json()
+        self.state.put(key, kept)
         return Look.from_json(kept)
 
     def _boundaries(self) -> Look:
@@ -163,26 +173,41 @@ class Looker:
         captured = self._captured("inside", [self.candidate_name(top) for top in tops])
         outcome = self.referee.judge(self.pairing.sides(captured, wanted), wanted)
         step = _step("sweep" if is_sweep else "inside", tops, captured, _said(outcome))
-        self.candidates.forget()
         return Look(step=step, outcome=outcome)
 
+    def reproduce(self, guilty: Finding, folder: Path) -> tuple[Step, str]:
+        """Write a reproducer of a finding; return what that took, and what became of it in words."""
+        sides = self._alone(guilty)
+        made = self.referee.reproduced(sides, guilty, folder)
+        return _step("reproducer", (guilty.module,), sides.captured, _said_of(guilty)), made
+
     def _operators(self, guilty: Finding) -> Look:
-        module, survey = guilty.module, self.scope.survey
+        module = guilty.module
+        sides = self._alone(guilty)
+        captured, outcome = sides.captured, self.referee.judge(sides, (module,))
+        named = next((finding.op for finding in outcome.findings if finding.op is not None), None)
+        said = _said(outcome) if named is None else f"{outcome.findings[0].verdict}: {named}"
+        step = _step("operators", (module,), captured, said)
+        return Look(step=step, outcome=outcome)
+
+    def _alone(self, guilty: Finding) -> Sides:
+        """Return both sides of a module alone, with its operators where they can be had."""
+        survey, module, own = self.scope.survey, guilty.module, guilty.candidate_module
+        has_operators = self.shows_operators(guilty)
+        if not has_operators:
+            own = self.candidate_name(module)
         wanted = survey.inside((module,))
         holds_blocks = any(block != module and block in wanted for block in survey.blocks)
         if holds_blocks:
             outer = {*survey.frame, *survey.blocks}
             wanted = tuple(fqn for fqn in wanted if fqn in outer)
         captured = self._captured(
-            "operators", (guilty.candidate_module,), with_operators=True, with_blocks=not holds_blocks
+            "operators" if has_operators else "alone",
+            (own,),
+            with_operators=has_operators,
+            with_blocks=not holds_blocks,
         )
-        sides = self.pairing.sides(captured, wanted)
-        outcome = self.referee.judge(sides, (module,))
-        named = next((finding.op for finding in outcome.findings if finding.op is not None), None)
-        said = _said(outcome) if named is None else f"{outcome.findings[0].verdict}: {named}"
-        step = _step("operators", (module,), captured, said)
-        self.candidates.forget()
-        return Look(step=step, outcome=outcome)
+        return self.pairing.sides(captured, wanted)
 
     def _captured(
         self, what: str, names: Sequence[str], *, with_operators: bool = False, with_blocks: bool = True
@@ -216,7 +241,11 @@ def _said(outcome: Outcome) -> str:
     first = first or next(iter(outcome.findings), None)
     if first is None:
         return "inconclusive" if outcome.why_inconclusive else "aligned"
-    return f"{first.verdict.replace('_', ' ')}: {first.module or 'the model itself'}"
+    return _said_of(first)
+
+
+def _said_of(finding: Finding) -> str:
+    return f"{finding.verdict.replace('_', ' ')}: {finding.module or 'the model itself'}"
 
 
 def _file_name(modules: Sequence[str]) -> str:

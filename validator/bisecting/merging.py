@@ -1,6 +1,6 @@
 """The steps of a search put together as one outcome, in the reference's execution order."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,16 @@ class Timeline:
 
     Attributes:
         survey: of that run.
+        places: of modules, in the order of their first calls.
     """
 
     survey: Survey
+    places: Mapping[str, int]
+
+    @classmethod
+    def of(cls, survey: Survey) -> "Timeline":
+        """Return the times of a run."""
+        return cls(survey=survey, places={fqn: place for place, fqn in enumerate(survey.modules)})
 
     def moment(self, item: Finding | Judgement) -> float:
         """Return when the reference had what something was said of; of a parameter, when it is used."""
@@ -40,13 +47,12 @@ class Timeline:
     def key(self, step: int, item: Finding | Judgement) -> _Key:
         """Return what orders everything that was said: parameters first, then execution order."""
         if item.check is Check.PARAMETER:
-            return (0, list(self.survey.modules).index(item.module), step, item.order)
+            return (0, self.places.get(item.module, len(self.places)), step, item.order)
         return (1, self.moment(item), step, item.order)
 
     @staticmethod
-    def _of(moments: Any, module: str, call: int) -> float:
-        found: float = moments.get((module, call), moments.get((module, 0), 0))
-        return found
+    def _of(moments: Mapping[tuple[str, int], int], module: str, call: int) -> float:
+        return moments.get((module, call), moments.get((module, 0), 0))
 
 
 def merged(
@@ -108,14 +114,13 @@ def without(outcome: Outcome, module: str) -> Outcome:
 
 
 def _before(first: Finding, judgements: Sequence[Judgement], timeline: Timeline) -> Judgement | None:
-    """Return the last edge before a finding, if it is aligned; parameters are no edges."""
+    """Return the last edge before a finding; parameters are no edges."""
     edges = [j for j in judgements if j.check is not Check.PARAMETER and j.verdict is not Verdict.UNCHECKED]
     if first.check is Check.PARAMETER:
         edges = [j for j in edges if timeline.moment(j) <= timeline.moment(first)]
     else:
         edges = [j for j in edges if j.order < first.order]
-    last = edges[-1] if edges else None
-    return last if last is not None and last.verdict is Verdict.ALIGNED else None
+    return edges[-1] if edges else None
 
 
 def _items(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, Finding | Judgement]]:

@@ -14,7 +14,7 @@ class Step:
     """One step of a search.
 
     Attributes:
-        name: in kebab case: `"boundaries"`, `"inside"`, `"sweep"`, `"operators"`.
+        name: `"boundaries"`, `"functions"`, `"inside"`, `"sweep"`, `"operators"` or `"reproducer"`.
         modules: what was looked at, in the reference's names: blocks, or one module.
         captured: how many modules were captured for it.
         runs: candidate runs that it took; 0 where a stored capture held what it needs.
@@ -28,6 +28,11 @@ class Step:
     runs: int
     size_bytes: int
     verdict: str
+
+    @property
+    def extent(self) -> str:
+        """The first module and the last."""
+        return " to ".join(dict.fromkeys((*self.modules[:1], *self.modules[-1:]))) or "the model"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -74,12 +79,16 @@ class Claim:
 
     Attributes:
         finding: the guilty edge.
-        before: the judgement of the last edge before it in execution order that is aligned; None where it is
-            the first edge that was judged.
+        before: the judgement of the last edge before it in execution order; None where it is the first edge
+            that was judged.
+        inside: how many blocks before it had every edge judged.
+        as_functions: how many others before it were judged as one function each.
     """
 
     finding: Finding
     before: Judgement | None
+    inside: int = 0
+    as_functions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,24 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import nn
 
 from validator.bisecting.sides import Sides
 from validator.bisecting.survey import Survey
-from validator.capturing.provenance import manifest_metadata, manifest_notes, proof_reasons
+from validator.capturing.provenance import (
+    manifest_metadata,
+    manifest_notes,
+    proof_reasons,
+    software_of,
+)
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, roll_up, run_checks
-from validator.checks.findings import Outcome
+from validator.checks.findings import Finding, Outcome
 from validator.checks.padding import real_positions
 from validator.numerics.recipes import Recipe
+from validator.reproducing.writing import write_first
 
 __all__ = ["Referee"]
 
@@ -32,6 +39,20 @@ class Referee:
     survey: Survey
     recipe: Recipe | None
     progress: Callable[[int, int], None]
+
+    def reproduced(self, sides: Sides, finding: Finding, folder: Path) -> str:
+        """Write a reproducer of a finding, and say in words what became of it."""
+        return write_first(
+            folder,
+            [finding],
+            reference=self.reference,
+            trace=sides.trace,
+            run=sides.run,
+            policy=policy_of(self.recipe),
+            elements=self.survey.elements,
+            real=real_positions(sides.ref.rank(0)),
+            versions=software_of(sides.captured.manifest),
+        )
 
     def judge(self, sides: Sides, scope: Collection[str], *, is_whole: bool = False) -> Outcome:
         """Judge every edge of some modules' code.

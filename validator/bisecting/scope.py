@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from validator.bisecting.survey import Survey, is_below
+from validator.bisecting.survey import Survey
+from validator.capturing.outline import is_below
 
 __all__ = ["FEWEST_BLOCKS", "Scope"]
 

@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 from validator.align.builder import build_trace
+from validator.align.names import map_modules
+from validator.align.patterns import Patterns
 from validator.align.steps import NotOnePrefillError
 from validator.align.traces import Trace, TraceCall
 from validator.bisecting.candidates import Captured
@@ -103,6 +105,26 @@ class Pairing:
                 self.is_stepped, run = True, whole.run
         return survey(self.reference, lambda: run(self.reference))
 
+    def names(self, sides: Sides, survey: Survey) -> dict[str, str]:
+        """Return what the candidate calls the reference's modules, as far as names and its blocks tell.
+
+        Args:
+            sides: the boundaries.
+            survey: of the reference's run.
+        """
+        theirs = list(dict.fromkeys(fqn for rank in sides.captured.ranks for fqn in rank.modules))
+        ran = sides.captured.fired
+        ours = [fqn for fqn, _ in self.reference.named_modules()]
+        matched = map_modules(cand=theirs, ref=ours, patterns=Patterns(self.target.names))
+        names = {own: fqn for fqn, own in matched.items() if fqn in ran}
+        blocks = {call.module: call.candidate_module for call in sides.trace.calls.values()}
+        for block in survey.blocks:
+            for fqn in survey.inside((block,)) if block in blocks else ():
+                own = blocks[block] + fqn.removeprefix(block)
+                if fqn not in names and own in ran:
+                    names[fqn] = own
+        return names | blocks
+
     def sides(self, captured: Captured, modules: Iterable[str], *, noise: str | None = None) -> Sides:
         """Capture some of the reference's modules, and put what was captured into their names.
 
@@ -134,7 +156,8 @@ class Pairing:
             layout=self.target.layout,
             mesh=self.target.mesh,
         )
-        trace = replace(trace, steps=made.steps)
+        declared = None if self.recipe is None else self.recipe.requantised
+        trace = replace(trace, steps=made.steps, requantised=declared)
         if "" not in wanted:
             trace = replace(trace, calls=_below_roots(trace, made.ref.rank(0)))
         return Sides(ref=made.ref, trace=trace, captured=captured, run=made.run, why_no_noise=why)

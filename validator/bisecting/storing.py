@@ -1,7 +1,6 @@
 """Outcomes of steps as JSON, and the file that a search is resumed from."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,13 +25,12 @@ __all__ = [
     "State",
     "finding_from_json",
     "finding_to_json",
-    "fingerprint",
     "outcome_from_json",
     "outcome_to_json",
 ]
 
 _STATE = "state.json"
-_VERSION = 1
+_VERSION = 2
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -114,10 +112,25 @@ class State:
         found: dict[str, Any] | None = self._steps.get(step)
         return found
 
-    def put(self, step: str, fields: Mapping[str, Any]) -> None:
+    def put(self, step: str, fields: Mapping[str, Any] | str) -> None:
         """Keep what a step found."""
         self._steps[step] = json.loads(json.dumps(fields, default=_plain))
         self._write()
+
+    def require_same(self, name: str, value: str) -> None:
+        """Keep a word about something in the folder, or hold it against the one that was kept before.
+
+        Raises:
+            UsageError: it is another.
+        """
+        known = self._steps.get(name)
+        if known is not None and known != value:
+            raise UsageError(
+                f"--keep {self._path and self._path.parent}: {name} is another than the one that this search "
+                "made; name a new folder, or remove it"
+            )
+        if known is None:
+            self.put(name, value)
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
@@ -144,16 +157,6 @@ class State:
         fresh = self._path.with_suffix(".new")
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(self._path)
-
-
-def fingerprint(source: Path) -> str:
-    """Return what tells a changed target: of a file a hash of it, of a folder its files' names and sizes."""
-    if source.is_dir():
-        files = sorted(path for path in source.iterdir() if path.is_file())
-        content = "\n".join(f"{path.name} {path.stat().st_size}" for path in files).encode()
-    else:
-        content = source.read_bytes() if source.is_file() else b""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _judgement(fields: Mapping[str, Any]) -> Judgement:

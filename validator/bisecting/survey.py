@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from validator.capturing.copies import local_part
 from validator.capturing.digest import checksum
 from validator.capturing.formats_hdf5 import element_bytes
-from validator.capturing.outline import classes_of, outline
+from validator.capturing.outline import classes_of, is_below, outline
 from validator.capturing.watch import Place, Watch
 
-__all__ = ["Extent", "Survey", "is_below", "survey"]
+__all__ = ["Extent", "Survey", "survey"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,6 @@ class Survey:
     def size_bytes(self, modules: Iterable[str], itemsize: int) -> int:
         """Estimate the bytes of a capture of some modules by a candidate of a dtype of this size."""
         return sum(self.modules[fqn].size_bytes(itemsize) for fqn in modules)
-
-
-def is_below(fqn: str, module: str) -> bool:
-    """Say whether a module is another one, or lies in it."""
-    return not module or fqn == module or fqn.startswith(f"{module}.")
 
 
 def survey(model: nn.Module, run: Callable[[], Any]) -> Survey:

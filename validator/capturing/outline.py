@@ -8,9 +8,9 @@ from torch import nn
 
 from validator.capturing.naming import NameDealer
 
-__all__ = ["Outline", "classes_of", "glob_of", "outline"]
+__all__ = ["Outline", "classes_of", "glob_of", "is_below", "outline"]
 
-_LISTS = ("ModuleList", "Sequential")
+_LISTS = ("ModuleDict", "ModuleList", "Sequential")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Outline:
 
 
 def outline(classes: Mapping[str, str]) -> Outline:
-    """Find the repeated layers of a model: entries of a list of which several are of one class.
+    """Find the repeated layers of a model: entries of a list or dict of which several are of one class.
 
     Entries without modules inside are no layers that one could look into: a list of such stays in the frame.
 
@@ -63,6 +63,11 @@ def classes_of(model: nn.Module) -> dict[str, str]:
         fqn: f"{type(module).__module__}.{type(module).__qualname__}"
         for fqn, module in NameDealer(model).modules.items()
     }
+
+
+def is_below(fqn: str, module: str) -> bool:
+    """Say whether a module is another one, or lies in it."""
+    return not module or fqn == module or fqn.startswith(f"{module}.")
 
 
 def glob_of(fqn: str) -> str:

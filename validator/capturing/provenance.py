@@ -5,7 +5,7 @@ from typing import Any
 
 from validator.capturing.manifest import Manifest, ProofStatus
 
-__all__ = ["manifest_metadata", "manifest_notes", "proof_reasons"]
+__all__ = ["manifest_metadata", "manifest_notes", "proof_reasons", "software_of"]
 
 
 def manifest_notes(manifest: Manifest) -> tuple[str, ...]:
@@ -22,6 +22,12 @@ def manifest_metadata(manifest: Manifest) -> Mapping[str, Any]:
         "recipe": manifest.recipe,
         "proof": {"status": proof.status, "reason": proof.reason},
     }
+
+
+def software_of(manifest: Manifest) -> dict[str, str]:
+    """Return versions of the software of a run, by name."""
+    software = manifest.run.get("software", {})
+    return {str(name): str(version) for name, version in software.items() if isinstance(version, str)}
 
 
 def proof_reasons(manifest: Manifest) -> tuple[str, ...]:

@@ -249,10 +249,11 @@ class Parameter:
     """A parameter or buffer.
 
     Attributes:
-        kind: `"parameter"`, `"buffer"`, or `"non_persistent_buffer"`.
+        kind: `"parameter"`, `"buffer"`, or `"non_persistent_buffer"`; `"quantised"` for the values that a
+            parameter's codes stand for.
         ref: values; above the size limit `ref.read` raises `CaptureError` and `row_hashes` stands in.
         row_hashes: `[rows]` hex BLAKE2b-128 of each row along dim 0 (of each whole tensor below 2 dims), or
-            None where the values are stored.
+            None where the values are stored. Of codes see `quantised.rows`.
     """
 
     name: str

@@ -3,6 +3,7 @@
 Shape legend: * = the edge's shape.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from validator.align.traces import Trace, TraceCall, View
 from validator.checks.choices import judge_choice
 from validator.checks.explaining import Account, Explainer
 from validator.checks.findings import Arm, Check, Verdict
+from validator.checks.hidden import look_behind, unwrapped
 from validator.checks.inside.culprit import Inside
 from validator.checks.judge import Assessment, Bench, judge_equal
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
@@ -40,6 +42,7 @@ class EdgeJudge:
         policy: what rounding is allowed.
         bench: what is common to the run.
         real: the positions that the attention mask calls real, or None for all.
+        regions: modules of the candidate that were compiled with all that is inside of them.
         said: what was said of the edges.
         explainer: judges edges under recipes.
     """
@@ -49,6 +52,7 @@ class EdgeJudge:
     policy: Policy
     bench: Bench
     real: Real | None = None
+    regions: Collection[str] = ()
     said: Recorder = field(init=False)
     explainer: Explainer = field(init=False)
     _search: PrecisionSearch = field(init=False)
@@ -58,7 +62,7 @@ class EdgeJudge:
 
     def __post_init__(self) -> None:
         self.said = Recorder(trace=self.trace, view=self.view, bench=self.bench)
-        self.explainer = Explainer(policy=self.policy, bench=self.bench)
+        self.explainer = Explainer(policy=self.policy, bench=self.bench, trace=self.trace)
         self._search = PrecisionSearch(policy=self.policy, explainer=self.explainer)
 
     def judge(self, code: Code) -> bool:
@@ -76,6 +80,9 @@ class EdgeJudge:
             self._judge_choice(code, choice)
         if len(said.gaps) == before and len(said.findings) == found_before:
             said.unobservable += unobservable_in_code(code, self._resolutions, self.view)
+            if unwrapped(code.call.candidate_module) in self.regions:
+                self._look_behind(code)
+        self._inside = None  # it holds the values of the code that it looked into
         return len(said.gaps) == before and any(edge.into is None for edge in code.edges)
 
     def real_of(self, call: TraceCall) -> Tensor | None:
@@ -85,6 +92,14 @@ class EdgeJudge:
     def skip(self, call: TraceCall, why: str) -> None:
         """Keep that a call's code was judged by no check."""
         self.said.skip(call, why)
+
+    def _look_behind(self, code: Code) -> None:
+        """Keep which faults inside of a compiled region would not have shown."""
+        hidden = look_behind(code, self._resolutions, self.policy.allowed[-1])
+        if hidden is None:
+            return
+        self.said.too_deep += [] if hidden.gap is None else [hidden.gap]
+        self.said.unobservable += [] if hidden.unobservable is None else [hidden.unobservable]
 
     def _judge_choice(self, code: Code, choice: CodeChoice) -> None:
         """Judge a choice: under what is declared, then under what is behind other edges of the same code."""

@@ -1,6 +1,6 @@
 """All checks of a run, in DESIGN.md's order, rolled up to one outcome."""
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from validator.checks.findings import (
     Unobservable,
     Verdict,
 )
+from validator.checks.hidden import unwrapped
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code
 from validator.checks.padding import Real
@@ -75,6 +76,7 @@ def run_checks(
     real: Real | None = None,
     scope: Container[str] | None = None,
     elements: int | None = None,
+    regions: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Judge a candidate's run against the reference.
@@ -89,6 +91,7 @@ def run_checks(
             trace holds are theirs to be built on. None for every module.
         elements: how many elements are judged in the whole run, of which this may be a part; None for those
             of the trace.
+        regions: modules of the candidate that were compiled with all that is inside of them.
         progress: told how many calls are judged, of how many.
 
     Returns:
@@ -98,6 +101,7 @@ def run_checks(
     is_judged = _Everything() if scope is None else scope
     judges: list[EdgeJudge] = []
     gaps: list[str] = []
+    reasons: list[str] = []
     alone: list[str] = []
     judgements: list[list[Judgement]] = []
     findings: list[list[Finding]] = []
@@ -107,7 +111,7 @@ def run_checks(
     through: set[str] = set()
     done, total = 0, len(trace.calls) * len(trace.views)
     for view in trace.views:
-        edge_judge = EdgeJudge(trace=trace, view=view, policy=policy, bench=bench, real=real)
+        edge_judge = EdgeJudge(trace=trace, view=view, policy=policy, bench=bench, real=real, regions=regions)
 
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
             nonlocal done
@@ -132,7 +136,8 @@ def run_checks(
         judgements.append(rows + said.judgements)
         findings.append(found + said.findings)
         alone += [item.module for item in missing if item.module not in alone]
-        unchecked += missing + said.gaps
+        unchecked += missing + said.gaps + said.too_deep
+        reasons += [f"{gap.module or 'the model itself'}: {gap.why}" for gap in said.too_deep]
         gaps += [gap.module or "the model itself" for gap in said.gaps]
         unobservable += said.unobservable
     # What a caller was judged through needs no row of its own: the caller's says so.
@@ -155,9 +160,10 @@ def run_checks(
         judgements=tuple(merged_judgements),
         unchecked=_unique(unchecked),
         unobservable=_unique(unobservable),
-        notes=_notes(trace, is_judged),
+        notes=_notes(trace, is_judged, regions),
     )
-    return roll_up(outcome, reasons=_gaps(reference, trace, outcome, covered, gaps, alone, is_judged))
+    reasons += _gaps(reference, trace, outcome, covered, gaps, alone, is_judged)
+    return roll_up(outcome, reasons=list(dict.fromkeys(reasons)))
 
 
 def roll_up(outcome: Outcome, reasons: Sequence[str] = ()) -> Outcome:
@@ -239,12 +245,17 @@ def elements_of(trace: Trace) -> int:
     return sum(torch.Size(edge.shape).numel() for edge in edges)
 
 
-def _notes(trace: Trace, is_judged: Container[str]) -> tuple[str, ...]:
+def _notes(trace: Trace, is_judged: Container[str], regions: Collection[str]) -> tuple[str, ...]:
     notes = []
-    for names, side, other in (
-        ([name for name in trace.unmatched_reference if name in is_judged], "reference", "candidate"),
-        (trace.unmatched_candidate, "candidate", "reference"),
-    ):
+    compiled = {call.module for call in trace.calls.values() if unwrapped(call.candidate_module) in regions}
+    theirs = [
+        name
+        for name in trace.unmatched_reference
+        if name in is_judged and not any(_is_inside(name, region) for region in compiled)
+    ]
+    ours = [name for name in trace.unmatched_candidate if unwrapped(name) not in regions]
+    names: Sequence[str]
+    for names, side, other in ((theirs, "reference", "candidate"), (ours, "candidate", "reference")):
         if names:
             named = [name or "(the model itself)" for name in names]
             shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
@@ -257,6 +268,10 @@ def _notes(trace: Trace, is_judged: Container[str]) -> tuple[str, ...]:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             notes.append(f"parameters of the {side} alone: {shown}")
     return tuple(notes)
+
+
+def _is_inside(name: str, region: str) -> bool:
+    return not region or name == region or name.startswith(f"{region}.")
 
 
 def _unique(items: Iterable[_Reason]) -> tuple[_Reason, ...]:

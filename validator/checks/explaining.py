@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from validator.align.traces import Trace
 from validator.checks.findings import Arm
 from validator.checks.judge import Assessment, Band, Bench, judge_constant, judge_edge
 from validator.checks.module_code import Code, CodeEdge
 from validator.checks.policy import Policy, is_alike
 from validator.checks.rank_sums import reduction_sigma
 from validator.checks.resolution import Explanation, Resolution, rough_explanation
+from validator.checks.stepping import of_later_steps
 from validator.numerics.bands import FLUSH, Noise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import FUSED, Recipe
@@ -52,11 +54,13 @@ class Explainer:
         policy: what rounding is allowed.
         bench: what is common to the run.
         errors: `[*]` distance from the control of outputs whose replicas differ, by module, call and path.
+        trace: the candidate's run, where steps of it are to be told apart.
     """
 
     policy: Policy
     bench: Bench
     errors: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
+    trace: Trace | None = None
 
     def account(
         self, code: Code, edge: CodeEdge, recipe: Recipe, judged: Tensor | None, model: Tensor | None = None
@@ -88,6 +92,8 @@ class Explainer:
             assessment, band = self._within_reach(code, edge, recipe, assessment, band, control, judged)
         if assessment.arm is None and control is not None and code.replays is not None:
             assessment = self._with_constants(code, edge, assessment, band, control, judged)
+        if assessment.arm is None and self.trace is not None:
+            assessment = self._of_later_steps(code, edge, assessment, band, control, judged)
         return Account(assessment=assessment, band=band, control=control)
 
     def assess(self, edge: CodeEdge, band: Band, control: Tensor | None, judged: Tensor | None) -> Assessment:
@@ -209,6 +215,31 @@ class Explainer:
                     constant=constant,
                 )
         return assessment
+
+    def _of_later_steps(
+        self,
+        code: Code,
+        edge: CodeEdge,
+        assessment: Assessment,
+        band: Band,
+        control: Tensor | None,
+        judged: Tensor | None,
+    ) -> Assessment:
+        """Look for a gain, or a constant that is off, in the steps alone that go on from a cache.
+
+        A quantised cache, or a kernel for single tokens, has them; among all tokens of the prefill they are
+        too few to show.
+        """
+        assert self.trace is not None
+        later = of_later_steps(code.call, edge.cand, self.trace)
+        if later is None:
+            return assessment
+        later = later if judged is None else later & judged
+        found = self.assess(edge, band, control, later)
+        if found.arm is None and control is not None and code.replays is not None:
+            found = self._with_constants(code, edge, found, band, control, later)
+            found = replace(found, outside=later.nonzero()) if found.arm is not None else found
+        return assessment if found.arm is None else found
 
     def _note_error(self, code: Code, edge: CodeEdge, control: Tensor | None) -> None:
         """Keep how far an output is from the control, where its replicas differ."""

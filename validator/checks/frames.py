@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from validator.align.traces import LogicalTensor
 from validator.capturing.values import rebuild
 from validator.checks.arithmetic import Arithmetic
-from validator.checks.inside.log import OperatorLog
 from validator.checks.module_code import CodeEdge
+from validator.checks.operator_log import OperatorLog
 from validator.checks.shadow import ShadowTensor, widened
 from validator.checks.substitution import Compared
 from validator.checks.tape import Tape

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from validator.align.traces import Trace, TraceCall, View
+from validator.checks.attended import attended_by
 from validator.checks.findings import Arm, Signature
 from validator.checks.judge import Assessment, Band, Bench
 from validator.checks.layouts import integer_layout, layout_signature
 from validator.checks.module_code import Code, CodeEdge
+from validator.checks.places import places
 from validator.checks.products import PRODUCTS
 from validator.checks.rank_sums import given_terms, ranks_terms
 from validator.checks.signatures import (
@@ -22,6 +24,7 @@ from validator.checks.signatures import (
     edge_signature,
     fit_constant,
     integer_offset,
+    keys_signature,
     miscounted_addend,
     region_of,
     residual_ulp,
@@ -91,11 +94,15 @@ def hypothesis(
     if assessment.constant is not None:
         constant = assessment.constant
         parameters = {"op": constant.op, "value": constant.value, "factor": 1 + gain}
-        return Signature(kind="constant", parameters=parameters)
+        tokens = places(assessment.outside, edge.cand).get("tokens")
+        # Of an edge that all of shows it on, no element is named.
+        within = {"within": f"tokens {tokens[0]}:{tokens[-1] + 1}"} if tokens else {}
+        return Signature(kind="constant", parameters=parameters | within)
     case = _case(code, edge, band, judged=judged, bench=bench, trace=trace, view=view, reductions=reductions)
     if assessment.arm is Arm.GAIN:
         return truncation(case.subject) or _gain(case, assessment, gain)
     searches: tuple[Callable[[], Signature | None], ...] = (
+        partial(_keys, case, trace, view),
         partial(edge_signature, case.subject),
         partial(layout_signature, case.subject),
         partial(_addend, case, trace, view),
@@ -197,6 +204,12 @@ def _addend(case: _Case, trace: Trace, view: View) -> Signature | None:
         if given.shape == tuple(shape) and given.dtype == dtype
     }
     return miscounted_addend(case.subject, addends)
+
+
+def _keys(case: _Case, trace: Trace, view: View) -> Signature | None:
+    """Say which keys the attention in a module's code read otherwise than it should."""
+    attended = attended_by(case.code, trace, view)
+    return None if attended is None else keys_signature(case.subject, attended)
 
 
 def _wrong_term(case: _Case) -> Signature | None:

@@ -5,10 +5,9 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import Trace
+from validator.align.traces import Trace, View
+from validator.checks.requantised import oracle_weight
 from validator.checks.shadow import widened
-from validator.numerics.formats import format_of
-from validator.numerics.rounding import round_nearest
 
 __all__ = ["Lift"]
 
@@ -19,12 +18,12 @@ class Lift:
     Buffers are not rounded: a narrower copy of one in the candidate must show where it matters.
     """
 
-    def __init__(self, reference: nn.Module, trace: Trace) -> None:
+    def __init__(self, reference: nn.Module, trace: Trace, view: View) -> None:
         # A shared parameter has several names, of which the candidate may hold one.
         named = reference.named_parameters(remove_duplicate=False)
         self._names = {id(p): name for name, p in sorted(named, key=lambda item: item[0] in trace.parameters)}
         self._buffers = {id(b): name for name, b in reference.named_buffers(remove_duplicate=False)}
-        self._trace = trace
+        self._trace, self._view = trace, view
         floating = [e.dtype for e in trace.parameters.values() if getattr(torch, e.dtype).is_floating_point]
         self._usual = getattr(torch, Counter(floating).most_common(1)[0][0]) if floating else None
         self._lifted: dict[int, tuple[Tensor, torch.dtype]] = {}
@@ -42,9 +41,10 @@ class Lift:
             if edge is None and key not in self._names:
                 stored = tensor.dtype
             dtype = stored if stored.is_floating_point == tensor.is_floating_point() else tensor.dtype
-            value = widened(tensor)
-            if key in self._names and value.is_floating_point():
-                value = round_nearest(value, format_of(dtype))
+            if key in self._names and tensor.is_floating_point():
+                value = oracle_weight(tensor, name, self._trace, self._view, dtype)
+            else:
+                value = widened(tensor)
             self._lifted[key] = (value, dtype)
         return self._lifted[key]
 

@@ -5,18 +5,16 @@ Shape legend: * = the edge's shape.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from validator.align.traces import LogicalTensor, TraceCall
 from validator.checks.arithmetic import Step
+from validator.checks.operator_log import OperatorLog
 from validator.checks.roundings import Constant
 from validator.numerics.bands import Noise
 from validator.numerics.recipes import Recipe
-
-if TYPE_CHECKING:
-    from validator.checks.inside.log import OperatorLog
 
 __all__ = ["ALTERATION", "Code", "CodeChoice", "CodeEdge", "Key", "ReplaysOf", "Spread"]
 
@@ -129,6 +127,15 @@ class ReplaysOf(Protocol):
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
         """Return `[*]` values by edge with a constant multiplied by `factor`."""
 
+    def spoilt(self, module: str, factor: float, recipe: Recipe | None = None) -> Mapping[Key, Tensor]:
+        """Return `[*]` values by edge with a fault in a module whose code is part of this code.
+
+        Args:
+            module: its fqn.
+            factor: that the second half of the channels of all it returns is multiplied by.
+            recipe: of a noisy run, before its last rounding; None for the oracle's arithmetic.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
@@ -156,4 +163,4 @@ class Code:
     constants: tuple[Constant, ...]
     steps: tuple[Step, ...] = ()
     replays: ReplaysOf | None
-    log: "OperatorLog | None" = None
+    log: OperatorLog | None = None

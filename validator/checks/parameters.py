@@ -13,6 +13,7 @@ from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, 
 from validator.checks.judge import judge_equal
 from validator.checks.layouts import parameter_layout
 from validator.checks.places import judged_region, places, single_rank
+from validator.checks.requantised import requantised, told
 from validator.checks.signatures import parameter_signature
 from validator.checks.stored_rows import differing_rows, rounded_to
 from validator.checks.summary import summarise
@@ -81,7 +82,7 @@ def check_parameters(
             candidate_module=trace.candidate_parameters.get(name, name).rpartition(".")[0],
             check=Check.PARAMETER,
             path=leaf,
-            verdict=Verdict.DIVERGENT if result.is_off else Verdict.ALIGNED,
+            verdict=result.verdict if result.is_off else Verdict.ALIGNED,
             order=position - len(tensors),
             evidence=result.evidence,
             rank=result.rank,
@@ -104,6 +105,7 @@ class _Comparison:
     where: Mapping[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
     summary: str | None = None
+    verdict: Verdict = Verdict.DIVERGENT
 
 
 def _compare(
@@ -119,7 +121,7 @@ def _compare(
     except CaptureError as error:
         if is_computed or edge.row_hashes is None:
             return f"{leaf} is not compared: {error}"
-        return _compare_rows(name, reference, edge, edge.row_hashes(view), trace, view)
+        return _compare_rows(name, tensors[name], edge, edge.row_hashes(view), trace, view)
     except ValidatorError as error:
         return f"{leaf} is not compared: {error}"
     exact = rounded_to(reference, logical.data.dtype)
@@ -127,6 +129,16 @@ def _compare(
     assessment = judge_equal(exact=exact, cand=logical.data, judged=judged, dims=logical.dims)
     if assessment.arm is None or (is_computed and _is_close(reference, logical.data)):
         return _Comparison(is_off=False, evidence=assessment.evidence)
+    own = requantised(tensors[name], edge, view)
+    if own is not None and own.fmt == trace.requantised:
+        return _Comparison(is_off=False, evidence=assessment.evidence)
+    if own is not None and own.is_whole:
+        return _Comparison(
+            is_off=True,
+            evidence=assessment.evidence,
+            summary=told(name.rpartition(".")[0], leaf, own, trace.requantised),
+            verdict=Verdict.UNDECLARED_PRECISION,
+        )
     return _Comparison(
         is_off=True,
         evidence=assessment.evidence,
@@ -168,9 +180,12 @@ def _fused_layout(name: str, tensors: dict[str, Tensor], trace: Trace, view: Vie
 
 def _compare_rows(
     name: str, reference: Tensor, edge: Edge, hashes: Sequence[str], trace: Trace, view: View
-) -> _Comparison:
-    """Compare the hashes of rows whose values are not stored."""
-    differing = differing_rows(reference, edge.dtype, hashes)
+) -> _Comparison | str:
+    """Compare the hashes of rows whose values are not stored; return why that can't be done."""
+    try:
+        differing = differing_rows(reference, edge.dtype, hashes)
+    except CaptureError as error:
+        return f"{name.rpartition('.')[2]} is not compared: {error}"
     holders = {row: {part.rank for part in edge.parts if _has_row(part, row)} for row in differing}
     if len(view.ranks) < trace.world_size:
         differing = [row for row in differing if holders[row] & set(view.ranks)]
@@ -217,7 +232,7 @@ def _finding(judgement: Judgement, result: _Comparison) -> Finding:
         candidate_module=judgement.candidate_module,
         check=Check.PARAMETER,
         path=judgement.path,
-        verdict=Verdict.DIVERGENT,
+        verdict=result.verdict,
         arm=Arm.EXACT,
         rank=result.rank,
         where=result.where,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from validator.align.traces import PartialSum, Trace, TraceCall, View
 from validator.checks.judge import Assessment, Band, Bench, judge_edge
 from validator.checks.module_code import Code, CodeEdge
+from validator.checks.requantised import oracle_weight
 from validator.checks.term_code import term_code
 from validator.numerics.bands import partials_sigma, product_noise
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import Recipe
-from validator.numerics.rounding import round_nearest
 from validator.sharding.plan import Box
 
 __all__ = ["Term", "given_terms", "judge_terms", "ranks_terms", "reduction_sigma", "summed"]
@@ -105,10 +105,10 @@ def judge_terms(
         return
     (source,) = call.inputs.values()
     given = source.read(view).data
-    weight = _parameter(trace, call, "weight", module.weight)
+    weight = _parameter(trace, view, call, "weight", module.weight)
     biases = [torch.zeros((), dtype=torch.float64)]
     if module.bias is not None:
-        biases.append(_parameter(trace, call, "bias", module.bias))
+        biases.append(_parameter(trace, view, call, "bias", module.bias))
     first = {rank: partial for partial in call.partials if partial.order == 0 for rank in partial.input_boxes}
     for rank, partial in first.items():
         box, cand = partial.input_boxes.get(rank), partial.tensors.get(rank)
@@ -165,7 +165,7 @@ def ranks_terms(code: Code, edge: CodeEdge, *, trace: Trace, view: View) -> Mapp
         if len(columns) < 2:
             return {}
         x = source.read(view).data.to(torch.float64)
-        weight = _parameter(trace, call, "weight", module.weight)
+        weight = _parameter(trace, view, call, "weight", module.weight)
         return {rank: x[..., slice(*box)] @ weight[:, slice(*box)].T for box, rank in columns.items()}
     return given_terms(code, edge)
 
@@ -209,11 +209,12 @@ def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(*interval) for interval in box)
 
 
-def _parameter(trace: Trace, call: TraceCall, name: str, parameter: Tensor) -> Tensor:
-    """Return a parameter of the reference, rounded to the candidate's storage format."""
-    edge = trace.parameters.get(f"{call.module}.{name}" if call.module else name)
+def _parameter(trace: Trace, view: View, call: TraceCall, name: str, parameter: Tensor) -> Tensor:
+    """Return a parameter of the oracle."""
+    name = f"{call.module}.{name}" if call.module else name
+    edge = trace.parameters.get(name)
     dtype = parameter.dtype if edge is None else getattr(torch, edge.dtype)
-    return round_nearest(parameter.detach().to(torch.float64), format_of(dtype))
+    return oracle_weight(parameter, name, trace, view, dtype)
 
 
 def _partial_values(partial: PartialSum, shape: tuple[int, ...]) -> Sequence[Tensor] | None:

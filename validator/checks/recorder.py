@@ -58,6 +58,7 @@ class Recorder:
         bench: what is common to the run.
         unobservable: faults that this input could not have shown.
         gaps: what nothing was said of, although something should be.
+        too_deep: compiled regions of which too little was said.
         guilty: flat indices of the guilty elements of a call's output, by module, call and path.
     """
 
@@ -68,6 +69,7 @@ class Recorder:
     findings: list[Finding] = field(default_factory=list)
     unobservable: list[Unobservable] = field(default_factory=list)
     gaps: list[Unchecked] = field(default_factory=list)
+    too_deep: list[Unchecked] = field(default_factory=list)
     guilty: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
 
     def skip(self, call: TraceCall, why: str) -> None:

@@ -122,6 +122,13 @@ class Replays:
         made = self._played(Rounding.altering(constant, factor))
         return {key: real_view(value.exact64) for key, value in made.items()}
 
+    def spoilt(self, module: str, factor: float, recipe: Recipe | None = None) -> Mapping[Key, Tensor]:
+        """Return the edges' values with a fault in a module inside; empty if that takes another path."""
+        # Other noise than that of the runs behind sigma.
+        noisy = None if recipe is None else Rounding.around(recipe, -1, {})
+        made = self._played(noisy or Rounding.none(), (module, factor))
+        return {key: real_view(value.exact64) for key, value in made.items()}
+
     def rows(self, recipe: Recipe) -> Mapping[Key, Noise]:
         """Return what a recipe allows inside of the operator behind each edge that has a single one."""
         if recipe not in self._rows:
@@ -153,10 +160,10 @@ class Replays:
             }
         return self._controls[asked]
 
-    def _played(self, rounding: Rounding) -> Mapping[Key, Value]:
+    def _played(self, rounding: Rounding, spoilt: tuple[str, float] | None = None) -> Mapping[Key, Value]:
         """Play the tape; empty if that takes another path."""
         try:
-            return self.tape.play(rounding)
+            return self.tape.play(rounding, spoilt)
         except Diverted:
             return {}
 

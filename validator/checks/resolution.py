@@ -25,6 +25,7 @@ from validator.checks.judge import (
     Band,
     Bench,
     gain_floor,
+    judge_edge,
     magnitudes,
     rows_of,
     selected_values,
@@ -102,6 +103,8 @@ class Resolution:
         bench: Bench,
     ) -> None:
         self.exact = exact
+        self._cand, self._judged, self._dims, self._bench = cand, judged, dims, bench
+        self._explanations = explanations
         self._fmt = format_of(cand.dtype)
         values = cand.to(torch.float64)
         usable = exact.isfinite() & values.isfinite()
@@ -155,6 +158,33 @@ class Resolution:
             floors.append(max(self._fmt.unit_roundoff, floor / float(share)))
         before = [self._y] * len(floors)
         return self._smallest(flat, before, math.sqrt(GAIN_Z**2 + 2 * math.log(tried)), floors)
+
+    def before(self) -> Tensor:
+        """Return `[*]` float64, the candidate's values before their last rounding, as far as is known."""
+        values = self._cand.to(torch.float64)
+        values[self._usable] = self._explained[0].before
+        return values
+
+    def shows(self, values: Tensor) -> bool:
+        """Say whether the rules would have shown a fault in other values than the candidate's.
+
+        Args:
+            values: `[*]` float64, before their last rounding.
+        """
+        cand = round_nearest(values, self._fmt).to(self._cand.dtype)
+        for explanation in self._explanations:
+            assessment = judge_edge(
+                exact=self.exact,
+                cand=cand,
+                band=explanation.band,
+                control=explanation.control,
+                judged=self._judged,
+                dims=self._dims,
+                bench=self._bench,
+            )
+            if assessment.arm is None:
+                return False
+        return True
 
     def allowance(self) -> Tensor:
         """Return what no element may move by: `[*]` float64, inf where it isn't judged."""

@@ -5,12 +5,13 @@ Shape legend: * = the edge's shape.
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from validator.align.traces import LogicalTensor, StepTokens, Trace, TraceCall
 from validator.checks.findings import Finding
 
-__all__ = ["first_step", "steps_of", "told_by_step"]
+__all__ = ["first_step", "of_later_steps", "steps_of", "told_by_step"]
 
 
 def steps_of(call: TraceCall, trace: Trace) -> tuple[StepTokens, ...]:
@@ -39,6 +40,25 @@ def first_step(call: TraceCall, outside: Tensor, cand: LogicalTensor, trace: Tra
         if meaning == "" and dim == 1 and size == len(kept):
             return _holding(steps, kept[int(outside[:, dim].min())])
     return None
+
+
+def of_later_steps(call: TraceCall, cand: LogicalTensor, trace: Trace) -> Tensor | None:
+    """Return `[*]` boolean, the elements of an edge that steps after the first computed; None if unknown.
+
+    Args:
+        call: whose edge it is.
+        cand: the candidate's edge.
+        trace: the candidate's run.
+    """
+    steps = steps_of(call, trace)
+    if len(steps) < 2 or "token" not in cand.dims:
+        return None
+    dim, tokens = cand.dims.index("token"), steps[-1].stop
+    size = cand.data.shape[dim]
+    if size % tokens:
+        return None
+    is_later = torch.arange(size) % tokens >= steps[0].stop
+    return is_later.reshape([-1 if d == dim else 1 for d in range(len(cand.dims))]).expand(cand.data.shape)
 
 
 def told_by_step(finding: Finding) -> Finding:

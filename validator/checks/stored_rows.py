@@ -11,6 +11,7 @@ from torch import Tensor
 from validator.capturing.digest import row_hashes
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
+from validator.quantised.rows import differing_coded_rows, is_coded
 
 __all__ = ["differing_rows", "rounded_to"]
 
@@ -24,8 +25,14 @@ def differing_rows(reference: Tensor, dtype: str, hashes: Sequence[str]) -> list
     Args:
         reference: `[R, *]`; below 2 dims the whole tensor is one row.
         dtype: the candidate's, the torch name without `torch.`.
-        hashes: `[R]` of the candidate's rows, as `digest.row_hashes` makes them.
+        hashes: `[R]` of the candidate's rows, as `digest.row_hashes` makes them, or of a quantised weight as
+            `quantised.rows` does.
+
+    Raises:
+        CaptureError: they are hashes of codes that can't be compared with the reference's.
     """
+    if is_coded(hashes):
+        return differing_coded_rows(getattr(reference, "read_parts", dict)(), hashes)
     wanted: torch.dtype = getattr(torch, dtype)
     rows_RD = reference.reshape(len(hashes), -1)
     differing = []

@@ -6,7 +6,7 @@ another way (a number that the code read from a rounded value has changed) it is
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,14 @@ class _Mark:
     slot: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Return:
+    """Where a module whose code is part of this code returned the value of a slot."""
+
+    module: str
+    slot: int
+
+
 @dataclass(slots=True)
 class Tape:
     """Records operations on shadows, and plays them on plain values.
@@ -66,7 +74,7 @@ class Tape:
 
     pins: bool = False
     _number: int = field(default_factory=lambda: next(_numbers))
-    _entries: list[_Entry | _Mark] = field(default_factory=list)
+    _entries: list[_Entry | _Mark | _Return] = field(default_factory=list)
     _given: dict[int, Value] = field(default_factory=dict)
     _saved: dict[int, tuple[torch.UntypedStorage, int]] = field(default_factory=dict)
     _versions: dict[int, int] = field(default_factory=dict)
@@ -128,6 +136,10 @@ class Tape:
         """Ask for the value that a tensor has at this moment."""
         self._entries.append(_Mark(key=key, slot=self._slot(value)))
 
+    def returned(self, module: str, value: ShadowTensor) -> None:
+        """Keep that a module whose code is part of this code returned a value at this moment."""
+        self._entries.append(_Return(module=module, slot=self._slot(value)))
+
     def follow(self, plain: Tensor, shadow: ShadowTensor) -> None:
         """Take a plain tensor for a shadow from here on: the code changed it in place."""
         self._plain[id(plain)] = plain, self._slot(shadow)
@@ -142,8 +154,32 @@ class Tape:
         """Whether an operation divides by a sum of exponentials."""
         return any(isinstance(x, _Entry) and x.operation.is_softmax for x in self._entries)
 
-    def play(self, rounding: Rounding) -> Mapping[Any, Value]:
+    @property
+    def operations(self) -> list[tuple[Operation, tuple[int, ...], tuple[int | None, ...]]]:
+        """The operations in their order, each with the slots that its values come from and go to."""
+        return [(x.operation, x.sources, x.targets) for x in self._entries if isinstance(x, _Entry)]
+
+    @property
+    def given(self) -> Mapping[int, Tensor]:
+        """The values that come from outside of the code, by slot, but for those that it writes to."""
+        return {slot: x.data64 for slot, x in self._given.items() if slot not in self._saved}
+
+    def play(
+        self,
+        rounding: Rounding,
+        spoilt: tuple[str, float] | None = None,
+        *,
+        watched: Collection[int] = (),
+        replaced: Mapping[int, Tensor] | None = None,
+    ) -> Mapping[Any, Value]:
         """Run all operations, and return the values that were marked.
+
+        Args:
+            rounding: what happens to their results.
+            spoilt: a module whose code is part of this code, and the factor that the second half of the
+                channels of all it returns is multiplied by.
+            watched: slots whose values are returned as well, by slot, as they first are.
+            replaced: values that slots take in place of their own.
 
         Raises:
             Diverted: the code would have taken another path.
@@ -151,10 +187,19 @@ class Tape:
         if not self._is_sealed:
             self._seal()
         values = self._initial()
+        changed = {slot: Value(data, data) for slot, data in (replaced or {}).items()}
         marked: dict[Any, Value] = {}
+        for given in self._given:
+            values[given] = changed.get(given, values[given])
+            if given in watched:
+                marked[given] = self._kept(values[given])
         for entry in self._entries:
             if isinstance(entry, _Mark):
                 marked[entry.key] = self._kept(values[entry.slot])
+                continue
+            if isinstance(entry, _Return):
+                if spoilt is not None and entry.module == spoilt[0] and values[entry.slot] is not None:
+                    values[entry.slot] = _half_scaled(values[entry.slot], spoilt[1])
                 continue
             operation = entry.pinned if self.pins and entry.pinned is not None else entry.operation
             inputs = [values[slot] for slot in entry.sources]
@@ -165,7 +210,10 @@ class Tape:
                 if not isinstance(value, Value):
                     value = Value(value, value)
                 if slot is not None:
+                    value = changed.get(slot, value)
                     values[slot] = value
+                    if slot in watched:
+                        marked[slot] = self._kept(value)
             for slot in entry.freed:
                 values[slot] = None
         return marked
@@ -225,6 +273,8 @@ class Tape:
             if isinstance(entry, _Mark):
                 last.pop(entry.slot, None)
                 continue
+            if isinstance(entry, _Return):
+                continue
             used = (*entry.sources, *(slot for group in entry.alike for slot in group))
             last |= dict.fromkeys((*used, *(slot for slot in entry.targets if slot is not None)), entry)
         freed: dict[int, list[int]] = {}
@@ -234,6 +284,13 @@ class Tape:
             if isinstance(entry, _Entry):
                 entry.freed = tuple(freed.get(id(entry), ()))
         self._is_sealed = True
+
+
+def _half_scaled(value: Value, factor: float) -> Value:
+    data = value.data64.clone()
+    if data.dim():
+        data[..., data.shape[-1] // 2 :] *= factor
+    return Value(data, data, value.sigma64, value.bound64)
 
 
 def _aliases(value: Any) -> list[Any]:

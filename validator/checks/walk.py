@@ -33,10 +33,10 @@ from validator.checks.arithmetic import Arithmetic
 from validator.checks.code_edges import code_choice, code_edge
 from validator.checks.following import Following
 from validator.checks.frames import Frame, Returned, Snapshot, returned
-from validator.checks.inside.log import OperatorLog
 from validator.checks.lift import Lift
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
 from validator.checks.operations import is_floating
+from validator.checks.operator_log import OperatorLog
 from validator.checks.replays import RUNS, Replays
 from validator.checks.roundings import Rounding
 from validator.checks.row_order import row_order
@@ -121,7 +121,7 @@ class _Walker:
         self._frames: list[Frame] = []
         self._counts: Counter[str] = Counter()
         self._order = 0
-        self._lift = Lift(reference, trace)
+        self._lift = Lift(reference, trace, view)
         self._dealer = NameDealer(reference)
         self._scopes = [Scope()]
 
@@ -156,7 +156,11 @@ class _Walker:
                 self._counts[fqn] += 1
                 frame.inlined.append(fqn)
             with self._scope(fqn):
-                return original(*args, **kwargs)
+                made = original(*args, **kwargs)
+            for value in flatten(made).values():
+                if isinstance(value, ShadowTensor):
+                    frame.tape.returned(fqn, value)
+            return made
 
         return forward
 

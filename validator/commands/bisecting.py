@@ -43,6 +43,12 @@ def bisect(
     ] = None,
     timeout: Timeout = None,
     plant: Plant = None,
+    repro: Annotated[
+        Path | None,
+        typer.Option(
+            "--repro", metavar="FOLDER", help="Write a script that shows the first fault with torch alone."
+        ),
+    ] = None,
     swap: Annotated[
         bool,
         typer.Option(
@@ -99,6 +105,7 @@ def bisect(
                     progress=progress,
                     capture=capture,
                     keep=keep,
+                    repro=repro,
                 )
             if json_path is not None:
                 write_json(json_path, swapped.to_json())
@@ -121,6 +128,7 @@ def bisect(
                 keep=keep,
                 timeout_s=timeout,
                 plant=plant,
+                repro=repro,
                 progress=progress,
             )
         if json_path is not None:

@@ -15,7 +15,7 @@ from validator.faults.decoder import Decoder
 from validator.faults.fault import Fault, Parameter
 from validator.faults.kernels import wrap_kernel
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "read_as_fnuz"]
 
 _E4M3_MAX = 448.0
 
@@ -62,13 +62,14 @@ def _kv_scale_ignored(decoder: Decoder, *, layer: int) -> None:
 
 def _kv_fnuz(decoder: Decoder, *, layer: int) -> None:
     """Read float8_e4m3fn bits of the cache as float8_e4m3fnuz."""
+    _read_otherwise(decoder, layer, read_as_fnuz, read_as_fnuz)
 
-    def read(x_BKTD: Tensor) -> Tensor:
-        scale = x_BKTD.abs().max().float() / _E4M3_MAX
-        stored = (x_BKTD.float() / scale).to(torch.float8_e4m3fn)
-        return (stored.view(torch.float8_e4m3fnuz).float() * scale).to(x_BKTD.dtype)
 
-    _read_otherwise(decoder, layer, read, read)
+def read_as_fnuz(x: Tensor) -> Tensor:
+    """Return `[*]` as it comes from an FP8 cache that is read in another format than it was written in."""
+    scale = x.abs().max().float() / _E4M3_MAX
+    stored = (x.float() / scale).to(torch.float8_e4m3fn)
+    return (stored.view(torch.float8_e4m3fnuz).float() * scale).to(x.dtype)
 
 
 def _read_otherwise(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from validator.errors import UsageError
+from validator.faults.caches import read_as_fnuz
 from validator.faults.common import ATTENTION, LAYER, MLP, RANK, factor_parameter
 from validator.faults.decoder import Decoder, local
 from validator.faults.fault import Fault, Parameter
@@ -64,6 +65,16 @@ def _kv_scale(decoder: Decoder, *, layer: int, factor: float) -> None:
         return torch.cat((x_BKTD[:, :, :earlier] * factor, x_BKTD[:, :, earlier:]), 2)
 
     _read_otherwise(decoder, layer, read, values=False)
+
+
+def _kv_fnuz(decoder: Decoder, *, layer: int) -> None:
+    """Read float8_e4m3fn bits of the cache as float8_e4m3fnuz."""
+
+    def read(x_BKTD: Tensor, queries: int) -> Tensor:
+        earlier = x_BKTD.shape[2] - queries
+        return torch.cat((read_as_fnuz(x_BKTD[:, :, :earlier]), x_BKTD[:, :, earlier:]), 2)
+
+    _read_otherwise(decoder, layer, read)
 
 
 def _kv_evicted(decoder: Decoder, *, layer: int, first: int, tokens: int) -> None:
@@ -218,6 +229,16 @@ FAULTS = (
         apply=_kv_scale,
         parameters=(LAYER, factor_parameter(1.05), RANK),
         needs=_NEEDS,
+        zoo=("kv-fp8-scale-ignored",),
+    ),
+    Fault(
+        name="step-kv-fnuz",
+        what="In decoding, an FP8 cache is read as float8_e4m3fnuz that was written as float8_e4m3fn.",
+        module=ATTENTION,
+        apply=_kv_fnuz,
+        parameters=(LAYER, RANK),
+        needs=_NEEDS,
+        zoo=("kv-fp8-fnuz-decode",),
     ),
     Fault(
         name="step-kv-evicted",
@@ -234,6 +255,7 @@ FAULTS = (
         apply=_kv_window_rolled,
         parameters=(LAYER, RANK),
         needs=_WINDOW,
+        zoo=("kv-swa-roll",),
     ),
     Fault(
         name="step-kv-window-kept",
@@ -242,6 +264,7 @@ FAULTS = (
         apply=_kv_window_kept,
         parameters=(LAYER, RANK),
         needs=_WINDOW,
+        zoo=("kv-swa-never-evict",),
     ),
     Fault(
         name="step-positions-stale",
@@ -265,5 +288,6 @@ FAULTS = (
         apply=_step_nibbles,
         parameters=(LAYER,),
         needs=("layer.mlp.up_proj.weight",),
+        zoo=("q-nibble-split",),
     ),
 )

@@ -17,7 +17,18 @@ from validator.numerics.legality import (
     refuse,
 )
 
-__all__ = ["EAGER", "FUSED", "RECIPES", "Recipe", "recipe_named"]
+__all__ = ["EAGER", "FUSED", "RECIPES", "REQUANTISED", "Recipe", "recipe_named"]
+
+REQUANTISED = (
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "int8",
+    "int4",
+    "mxfp4",
+)
+"""Formats of codes that a device may quantise weights to as it loads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +58,8 @@ class Recipe:
         weights: format in which weights that are held as codes enter products, or `"storage"` for that of the
             candidate's other weights, which most kernels dequantise to. Where scales are applied to what the
             codes add up to, it is float32.
+        requantised: format to which the device quantised weights anew as it loaded them, one of
+            `REQUANTISED`, or None. Each must then be the checkpoint's within half a step of its own codes.
 
     Raises:
         UsageError: a field's value is not legal, or contradicts another's.
@@ -66,6 +79,7 @@ class Recipe:
     fp8: bool = False
     flush_subnormals: bool = False
     weights: str = "storage"
+    requantised: str | None = None
 
     def __post_init__(self) -> None:
         for field_name in ("inner", "reduce", "weights"):
@@ -73,6 +87,7 @@ class Recipe:
         for field_name in ("operators", "sums", "accumulate", "partials"):
             demand_one_of(self, field_name, FLOATS)
         demand_one_of(self, "factors", tuple(FACTORS))
+        demand_one_of(self, "requantised", (None, *REQUANTISED))
         demand_at_least_one(self, "block", "split_k")
         demand_accumulator_bits(self)
         if self.split_k == 1 and self.partials != "float32":
@@ -131,7 +146,7 @@ _NOT_WITH_FP8 = ("factors", "split_k", "partials")
 def _looseness(field_name: str, recipe: Recipe) -> float:
     """Return a number that grows with what a field allows."""
     value = getattr(recipe, field_name)
-    if field_name == "weights":
+    if field_name in ("weights", "requantised"):
         return 0.0  # it says what the values are, not how they are rounded
     if field_name == "accumulator_bits":
         return -float(value if value is not None else FORMATS["float64"].precision)

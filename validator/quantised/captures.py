@@ -2,20 +2,70 @@
 
 From here on a quantised port is one like any other: its weights are put together from shards, split where
 they are fused, and must equal the reference's, which its own loader dequantised.
+
+Shape legend: N = rows, K = columns, G = groups of columns, E = experts.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
+from typing import NoReturn
 
 import torch
 
-from validator.capturing.records import Parameter, RankCapture, TensorMeta, TensorRef
-from validator.quantised.formats import QuantisedWeight, dequantised, quantised_weights
+from validator.capturing.records import Parameter, Placement, RankCapture, TensorMeta, TensorRef
+from validator.errors import CaptureError
+from validator.quantised.formats import (
+    QuantisedWeight,
+    dequantised,
+    format_name,
+    half_steps,
+    obstacle,
+    quantised_weights,
+    values_shape,
+)
+from validator.quantised.rows import PartRows, coded_rows, rows_of, unknown_rows
 
-__all__ = ["with_values"]
+__all__ = ["Steps", "reading_steps", "with_values"]
+
+_MXFP4_DIMS = (0, 2, 1)
+"""Where the dims `[E, N, G]` of MXFP4's blocks are in the values `[E, K, N]`."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """What is read while `reading_steps`.
+
+    Attributes:
+        formats: of the codes of the quantised weights that were read.
+        is_half: whether half the distance to the next code is read in place of the value.
+    """
+
+    formats: list[str] = field(default_factory=list)
+    is_half: bool = True
+
+
+_STEPS: ContextVar[Steps | None] = ContextVar("steps", default=None)
+
+
+@contextmanager
+def reading_steps() -> Iterator[Steps]:
+    """Read other numbers of quantised weights than the values that enter products, all in float32.
+
+    They are read wherever values would be, through whatever puts them together. What is no quantised weight
+    is read as ever, and adds to no `formats`.
+    """
+    steps = Steps()
+    token = _STEPS.set(steps)
+    try:
+        yield steps
+    finally:
+        _STEPS.reset(token)
 
 
 def with_values(capture: RankCapture, *, weights: str | None = None) -> RankCapture:
@@ -27,41 +77,37 @@ def with_values(capture: RankCapture, *, weights: str | None = None) -> RankCapt
             parameters have, which kernels for weights in narrow integers dequantise to.
 
     Returns:
-        The capture itself where nothing is quantised. Parts that can't be dequantised stay as they are.
+        The capture itself where nothing is quantised. Where only hashes of some part are stored the weight
+        has hashes as `rows.coded_rows` makes them. Reading a weight that can't be dequantised raises a
+        `CaptureError` that says why.
     """
-    found = list(_found(capture))
+    found = {weight.parts["codes"]: weight for weight in _found(capture)}
     if not found:
         return capture
-    parts = {name for weight, _ in found for name in weight.parts.values()}
+    parts = {name for weight in found.values() if weight.kind != "unknown" for name in weight.parts.values()}
+    parts |= set(found)
     dtype = weights or _usual(p for name, p in capture.parameters.items() if name not in parts)
     parameters: dict[str, Parameter] = {}
-    owner = {weight.parts["codes"]: (weight, shape) for weight, shape in found}
     for name, parameter in capture.parameters.items():
-        if name in owner:
-            made = _values(*owner[name], capture, dtype)
+        if name in found:
+            made = _made(found[name], capture.parameters, dtype)
             parameters[made.name] = made
         elif name not in parts:
             parameters[name] = parameter
     return replace(capture, parameters=parameters)
 
 
-def _found(capture: RankCapture) -> Iterator[tuple[QuantisedWeight, tuple[int, ...]]]:
-    """Yield the weights that can be dequantised, with their shapes."""
+def _found(capture: RankCapture) -> Iterator[QuantisedWeight]:
+    """Yield the quantised weights, by the names of parameters."""
     modules: dict[str, dict[str, str]] = {}
     for name, parameter in capture.parameters.items():
-        if parameter.row_hashes is None:
-            module, _, leaf = name.rpartition(".")
-            modules.setdefault(module, {})[leaf] = parameter.ref.meta.dtype
+        module, _, leaf = name.rpartition(".")
+        modules.setdefault(module, {})[leaf] = parameter.ref.meta.dtype
     for module, dtypes in modules.items():
         prefix = f"{module}." if module else ""
         for weight in quantised_weights(dtypes):
             parts = {part: prefix + name for part, name in weight.parts.items()}
-            found = replace(weight, name=prefix + weight.name, parts=parts)
-            try:
-                shape = _read(found, capture.parameters).shape
-            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
-                continue  # they only look like the parts of a weight, or a format that the library has not
-            yield found, tuple(shape)
+            yield replace(weight, name=prefix + weight.name, parts=parts)
 
 
 def _usual(parameters: Iterator[Parameter]) -> str:
@@ -74,20 +120,105 @@ def _usual(parameters: Iterator[Parameter]) -> str:
     return floating.most_common(1)[0][0] if floating else "float32"
 
 
-def _values(weight: QuantisedWeight, shape: tuple[int, ...], capture: RankCapture, dtype: str) -> Parameter:
-    sources = [capture.parameters[name] for name in weight.parts.values()]
-    digest = hashlib.blake2b(":".join(p.ref.meta.checksum for p in sources).encode(), digest_size=16)
+def _made(weight: QuantisedWeight, parameters: Mapping[str, Parameter], dtype: str) -> Parameter:
+    """Return a weight's values as a parameter, or the hashes of its rows, or why there are neither."""
+    sources = {part: parameters[name] for part, name in weight.parts.items()}
+    codes = sources["codes"].ref.meta
+    shapes: dict[str, Sequence[int]] = {part: p.ref.meta.shape for part, p in sources.items()}
+    if "shape" in sources:
+        shapes["shape"] = _local_shape([int(n) for n in sources["shape"].ref.read()], codes)
+    shape = values_shape(weight.kind, shapes)
+    why = obstacle(weight.kind, shapes, weight.parts) or _unlike(sources)
+    digest = hashlib.blake2b(":".join(p.ref.meta.checksum for p in sources.values()).encode(), digest_size=16)
     meta = TensorMeta(
         dtype=dtype,
         shape=shape,
         checksum=digest.hexdigest(),
+        mesh=codes.mesh,
+        placements=_placements(weight.kind, codes),
+        global_shape=_global_shape(weight.kind, shape, codes),
     )
-    read = partial(_read, weight, capture.parameters, getattr(torch, dtype))
-    return Parameter(name=weight.name, kind="parameter", ref=TensorRef(meta=meta, read=read))
+    hashes: tuple[str, ...] | None = None
+    if not why and any(p.row_hashes is not None for p in sources.values()):
+        rows = {part: _part_rows(p) for part, p in sources.items() if part != "shape"}
+        hashes = coded_rows(weight.kind, {part: known for part, known in rows.items() if known is not None})
+        if hashes is None or None in rows.values() or len(hashes) != shape[0]:
+            why = "only hashes of its codes are stored, and those of its scales don't belong to rows"
+        read: Callable[[], torch.Tensor] = partial(
+            _raise, f"{weight.name}: only hashes of its codes and scales are stored"
+        )
+    else:
+        tensors = {part: p.ref for part, p in sources.items()}
+        read = partial(_read, weight, tensors, tuple(shapes.get("shape", ())), getattr(torch, dtype))
+    if why:
+        why = f"the format of {weight.name} is not known: {why}" if not hashes else f"{weight.name}: {why}"
+        read, hashes = partial(_raise, why), unknown_rows(why, shape[0] if shape else 1)
+    ref = TensorRef(meta=meta, read=read)
+    return Parameter(name=weight.name, kind="quantised", ref=ref, row_hashes=hashes)
+
+
+def _unlike(sources: Mapping[str, Parameter]) -> str:
+    """Say why parts that lie on several ranks can't be put together rank by rank; nothing where they can."""
+    codes = sources["codes"].ref.meta
+    if codes.placements is None or codes.global_shape == codes.shape:
+        return ""
+    for name in ("scale", "zero_point"):
+        meta = sources[name].ref.meta if name in sources else None
+        if meta is not None and prod(meta.shape) > 1 and meta.placements != codes.placements:
+            return f"{sources[name].name} is not placed on the ranks as {sources['codes'].name} is"
+    return ""
+
+
+def _local_shape(whole: list[int], codes: TensorMeta) -> list[int]:
+    """Return `[N, K]` of this rank's part of a weight whose parts all say how large the whole is."""
+    if len(whole) != len(codes.shape):
+        return whole
+    if codes.global_shape is not None:
+        sizes = zip(whole, codes.shape, codes.global_shape, strict=True)
+        return [size * local // max(full, 1) for size, local, full in sizes]
+    return [codes.shape[0], *whole[1:]]
+
+
+def _placements(kind: str, codes: TensorMeta) -> tuple[Placement, ...] | None:
+    if kind != "mxfp4" or codes.placements is None:
+        return codes.placements
+    return tuple(
+        replace(p, dim=_MXFP4_DIMS[p.dim]) if p.dim is not None and p.dim < len(_MXFP4_DIMS) else p
+        for p in codes.placements
+    )
+
+
+def _global_shape(kind: str, shape: tuple[int, ...], codes: TensorMeta) -> tuple[int, ...] | None:
+    """Return the shape of the whole weight: what the codes of all ranks have more than this rank's."""
+    if codes.global_shape is None:
+        return None
+    ratios = [(whole, max(own, 1)) for whole, own in zip(codes.global_shape, codes.shape, strict=True)]
+    if kind == "mxfp4":
+        ratios = [ratios[dim] for dim in _MXFP4_DIMS]
+    return tuple(size * whole // own for size, (whole, own) in zip(shape, ratios, strict=True))
+
+
+def _part_rows(part: Parameter) -> PartRows | None:
+    """Return the hashes of a part's rows; None where it is hashed as a whole but has a scale for each row."""
+    if part.row_hashes is None:
+        return rows_of(part.ref.read())
+    if len(part.ref.meta.shape) < 2 and prod(part.ref.meta.shape) > 1:
+        return None
+    return PartRows(dtype=part.ref.meta.dtype, hashes=part.row_hashes)
+
+
+def _raise(why: str) -> NoReturn:
+    raise CaptureError(why)
 
 
 def _read(
-    weight: QuantisedWeight, parameters: Mapping[str, Parameter], dtype: torch.dtype = torch.float32
+    weight: QuantisedWeight, refs: Mapping[str, TensorRef], shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    parts = {part: parameters[name].ref.read() for part, name in weight.parts.items()}
-    return dequantised(weight.kind, parts).to(dtype)
+    parts = {part: ref.read() for part, ref in refs.items()}
+    if shape:
+        parts["shape"] = torch.tensor(shape)
+    steps = _STEPS.get()
+    if steps is None:
+        return dequantised(weight.kind, parts).to(dtype)
+    steps.formats.append(format_name(weight.kind, parts))
+    return half_steps(weight.kind, parts) if steps.is_half else dequantised(weight.kind, parts)

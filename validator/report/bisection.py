@@ -112,8 +112,7 @@ def _captured(step: Step) -> str:
     modules = phrases.count(step.captured, "module")
     if step.name == "boundaries":
         return f"{modules}: all but the insides of {phrases.count(len(step.modules), 'block')}"
-    ends = dict.fromkeys((step.modules[0], step.modules[-1]))
-    return f"{modules}: {' to '.join(ends)}"
+    return f"{modules}: {step.extent}"
 
 
 def _cost(cost: Cost) -> str:
@@ -126,12 +125,17 @@ def _cost(cost: Cost) -> str:
 
 
 def _verified(claim: Claim) -> str:
-    guilty = phrases.edge_name(claim.finding)
+    said = f"verified on the candidate's own inputs: {phrases.edge_name(claim.finding)} is off, and "
     if claim.before is None:
-        return f"verified on the candidate's own inputs: {guilty} is off; it is the first edge looked at"
+        said += "no edge that was judged comes before it"
+    else:
+        said += f"the edge before it, {_edge(claim.before)}, is {claim.before.verdict.replace('_', ' ')}"
+    if not claim.as_functions:
+        return said
+    blocks = phrases.count(claim.as_functions, "block")
     return (
-        f"verified on the candidate's own inputs: {guilty} is off, and the edge before it, "
-        f"{_edge(claim.before)}, is aligned"
+        f"{said}; {blocks} before it {'is' if claim.as_functions == 1 else 'are'} aligned as one function "
+        "each, which need not show what is smaller than the rounding in a block"
     )
 
 
@@ -156,6 +160,7 @@ def _claim(claim: Claim) -> dict[str, Any]:
             "check": before.check,
             "verdict": before.verdict,
         },
+        "blocks_before": {"inside": claim.inside, "as_functions": claim.as_functions},
     }
 
 

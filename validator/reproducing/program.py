@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from validator.checks.aten_calls import unflatten_call
-from validator.checks.inside.log import BECOME, LoggedCall, OperatorLog, Slot
 from validator.checks.operations import is_floating
+from validator.checks.operator_log import BECOME, LoggedCall, OperatorLog, Slot
 from validator.reproducing.tensor_file import TYPES
 
 __all__ = ["Program", "program_of"]

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
+from validator.numerics.formats import format_of
 from validator.reproducing.program import Program, lines_of
 
 __all__ = ["script"]
 
 
-def script(program: Program, *, about: Mapping[str, str], kind: str) -> str:
+def script(program: Program, *, about: Mapping[str, str], kind: str, dtype: torch.dtype) -> str:
     """Return the text of `reproduce.py`.
 
     Args:
@@ -15,10 +18,19 @@ def script(program: Program, *, about: Mapping[str, str], kind: str) -> str:
         about: lines of its head, by their titles.
         kind: `"band"` where single values are wrong, `"slope"` where all of them together are off along a
             direction.
+        dtype: the candidate's.
     """
+    ulp = (
+        f"{format_of(dtype).precision}, {format_of(dtype).e_min}" if dtype.is_floating_point else "None, None"
+    )
     head = "\n".join(_wrapped(f"{title}: {text}") for title, text in about.items() if text)
     body = "\n".join(f"    {line}" for line in lines_of(program))
-    return _TEMPLATE.replace("{head}", head).replace("{body}", body).replace("{kind}", kind)
+    return (
+        _TEMPLATE.replace("{head}", head)
+        .replace("{body}", body)
+        .replace("{kind}", kind)
+        .replace("{ulp}", ulp)
+    )
 
 
 def _wrapped(text: str) -> str:
@@ -55,12 +67,12 @@ import sys
 import torch
 
 KIND = "{kind}"
+PRECISION, SMALLEST = {ulp}  # of the candidate's format: significant bits, least exponent
 NAMES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+         "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
          "BOOL": torch.bool}
-PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8,
-             torch.float8_e4m3fn: 4, torch.float8_e5m2: 3}
 
 
 def run(given, device):
@@ -80,13 +92,12 @@ def load(path):
     return tensors
 
 
-def in_ulp(found, oracle, dtype):
+def in_ulp(found, oracle):
     """Errors in units of the last place at the oracle, in the candidate's format."""
-    if dtype not in PRECISION:
+    if PRECISION is None:
         return (found.double() - oracle.double()).abs()
-    smallest = math.frexp(torch.finfo(dtype).tiny)[1] - 1
-    exponent = torch.frexp(oracle.abs())[1].double().sub(1).clamp_min(smallest)
-    apart = (found - oracle).abs() / torch.exp2(exponent - PRECISION[dtype] + 1)
+    exponent = torch.frexp(oracle.abs())[1].double().sub(1).clamp_min(SMALLEST)
+    apart = (found - oracle).abs() / torch.exp2(exponent - PRECISION + 1)
     alike = (found == oracle) | (found.isnan() & oracle.isnan())
     return torch.where(alike, 0.0, apart.nan_to_num(nan=math.inf))
 
@@ -108,7 +119,7 @@ def tell(title, output, stored):
     found = output.cpu()
     found = torch.view_as_real(found) if found.is_complex() else found
     found = found.reshape(stored["oracle"].shape).double()
-    errors = in_ulp(found, stored["oracle"], stored["candidate"].dtype)
+    errors = in_ulp(found, stored["oracle"])
     errors = torch.where(stored["judged"], errors, 0.0)
     worst = int(errors.reshape(-1).argmax())
     wrong, outside = is_wrong(found, stored)

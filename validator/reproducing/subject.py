@@ -26,7 +26,7 @@ from validator.errors import UsageError
 from validator.reproducing.program import Program, program_of
 from validator.reproducing.terms import term_program
 
-__all__ = ["Subject", "find_subject"]
+__all__ = ["Subject", "find_subject", "why_not"]
 
 _RUN = (Check.FUNCTION, Check.WIRING, Check.REPLICA)
 
@@ -52,6 +52,11 @@ class Subject:
     account: Account | None
     judged: Tensor | None
     ours: str | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the rules say that the candidate's value is wrong."""
+        return self.account is None or self.account.assessment.arm is not None
 
 
 class _Found(BaseException):
@@ -82,13 +87,12 @@ def find_subject(
     Raises:
         UsageError: nothing is computed there, or the code can't be run again.
     """
-    if finding.check not in (*_RUN, Check.EXACT, Check.PARTIAL, Check.PARAMETER):
-        raise UsageError(
-            f"no reproducer of {finding.module or 'the model'}: its {finding.check} check compares values "
-            "that nothing was computed for; name a later finding"
-        )
+    unfit = why_not(finding)
+    if unfit is not None:
+        raise UsageError(unfit)
     found: list[Subject] = []
     reasons: list[str] = []
+    was_judged: list[bool] = []
     view = _view(trace, finding)
 
     def judge(code: Code) -> None:
@@ -105,6 +109,7 @@ def find_subject(
             if finding.check is Check.PARTIAL
             else _of_code(code, edge, edge_judge)
         )
+        was_judged.append(True)
         if subject is not None:
             found.append(subject)
             raise _Found
@@ -125,8 +130,20 @@ def find_subject(
         )
     except _Found:
         return found[0]
+    if was_judged:
+        reasons.append("judged once more, by itself, rounding explains it")
     why = reasons[0] if reasons else "no code of its own stands behind it"
     raise UsageError(f"no reproducer of {finding.module or 'the model'}: {why}")
+
+
+def why_not(finding: Finding) -> str | None:
+    """Say why a finding can't have a reproducer, whatever stands behind it; None where it may have one."""
+    if finding.check in (*_RUN, Check.EXACT, Check.PARTIAL, Check.PARAMETER):
+        return None
+    return (
+        f"no reproducer of {finding.module or 'the model'}: its {finding.check} check compares values "
+        "that nothing was computed for"
+    )
 
 
 def _view(trace: Trace, finding: Finding) -> View:
@@ -161,7 +178,8 @@ def _of_code(code: Code, edge: CodeEdge, judge: EdgeJudge) -> Subject | None:
     if mark is None:
         return None
     program = program_of(code.log, slot=mark[0], positions=code.log.behind(*mark), starts={})
-    return _judged(program, f"the code of {code.call.module or 'the model'}", code, edge, judge)
+    subject = _judged(program, f"the code of {code.call.module or 'the model'}", code, edge, judge)
+    return subject if subject is not None and subject.is_wrong else None
 
 
 def _of_operator(code: Code, inside: Inside, culprit: Culprit, judge: EdgeJudge) -> Subject | None:
@@ -172,7 +190,7 @@ def _of_operator(code: Code, inside: Inside, culprit: Culprit, judge: EdgeJudge)
     program = program_of(code.log, slot=alone.slot, positions=alone.positions, starts=alone.starts)
     what = f"the operator {culprit.op}" if alone.works == 1 else f"{alone.works} operators with {culprit.op}"
     subject = _judged(program, what, alone.code, alone.code.edges[0], judge, alone.judged)
-    if subject is None or (subject.account is not None and subject.account.assessment.arm is None):
+    if subject is None or not subject.is_wrong:
         return None
     return replace(subject, ours=culprit.ours)
 

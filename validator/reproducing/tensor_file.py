@@ -20,6 +20,8 @@ TYPES = {
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.complex64: "C64",
     torch.int64: "I64",
     torch.int32: "I32",
@@ -36,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
     Args:
         path: the file; what it held is replaced.
-        tensors: by name, of a dtype in `TYPES`.
+        tensors: by name; those of a dtype that is not in `TYPES` are written as float64.
         about: texts to store with them.
     """
     header: dict[str, object] = {"__metadata__": dict(about)}
@@ -44,10 +46,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     place = 0
     for name, tensor in tensors.items():
         plain = tensor.detach().to("cpu").contiguous()
+        if plain.dtype not in TYPES:
+            plain = plain.to(torch.float64)
         data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         header[name] = {
-            "dtype": TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
+            "dtype": TYPES[plain.dtype],
+            "shape": list(plain.shape),
             "data_offsets": [place, place + len(data)],
         }
         blocks.append(data)

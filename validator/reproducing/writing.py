@@ -6,8 +6,11 @@ Shape legend: * = the result's shape.
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from errno import ENOTDIR
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -23,12 +26,23 @@ from validator.numerics.formats import format_of
 from validator.numerics.gain import gain
 from validator.numerics.ulp import ulp
 from validator.reproducing.script import script, titles
-from validator.reproducing.subject import Subject, find_subject
+from validator.reproducing.subject import Subject, find_subject, why_not
 from validator.reproducing.tensor_file import write_tensors
 
-__all__ = ["Reproducer", "require_free", "write_first", "write_reproducer"]
+__all__ = [
+    "NOTHING_FOUND",
+    "Reproducer",
+    "require_free",
+    "require_writable",
+    "write_first",
+    "write_reproducer",
+]
 
 SCRIPT, TENSORS = "reproduce.py", "tensors.safetensors"
+NOTHING_FOUND = "no reproducer: nothing was found"
+
+_MOST_WALKS = 3
+"""Each try walks through the reference once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +95,8 @@ def write_reproducer(
         versions: of the software of the candidate's run, by name.
 
     Raises:
-        UsageError: nothing is computed where the finding is, or the folder holds a reproducer already.
+        UsageError: nothing is computed where the finding is, or the folder holds a reproducer already or
+            can't be written.
     """
     place = Path(folder)
     require_free(place)
@@ -95,10 +110,6 @@ def write_reproducer(
         real=real,
         elements=elements,
     )
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--repro {place} can't be made: {error.strerror}") from None
     slope = _slope(subject)
     judged = torch.ones(subject.edge.exact.shape, dtype=torch.bool)
     if subject.judged is not None:
@@ -117,9 +128,21 @@ def write_reproducer(
             "judge/limit": torch.tensor(slope.limit, dtype=torch.float64),
         }
     about = _about(finding, subject, versions or {})
-    write_tensors(files.tensors, tensors, about)
-    text = script(subject.program, about=about, kind="band" if slope is None else "slope")
-    files.script.write_text(text)
+    text = script(
+        subject.program,
+        about=about,
+        kind="band" if slope is None else "slope",
+        dtype=subject.edge.cand.data.dtype,
+    )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        write_tensors(files.tensors, tensors, about)
+        files.script.write_text(text, encoding="utf-8")
+    except OSError as error:
+        for file in (files.tensors, files.script):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+        raise _unwritable(place, error) from None
     return Reproducer(script=files.script, tensors=files.tensors, what=subject.what)
 
 
@@ -147,9 +170,13 @@ def write_first(
         elements: how many elements the check judged.
         real: positions to judge.
         versions: of software.
+
+    Raises:
+        UsageError: the folder holds a reproducer already.
     """
-    reasons = []
-    for finding in findings:
+    require_free(folder)
+    reasons = [why for finding in findings if (why := why_not(finding)) is not None]
+    for finding in [finding for finding in findings if why_not(finding) is None][:_MOST_WALKS]:
         try:
             made = write_reproducer(
                 folder,
@@ -166,7 +193,22 @@ def write_first(
             reasons.append(str(error))
             continue
         return f"{made.script} reproduces {made.what}: {finding.module or 'the model'}"
-    return reasons[0] if reasons else "no reproducer: nothing was found"
+    return reasons[0] if reasons else NOTHING_FOUND
+
+
+def require_writable(folder: Path) -> None:
+    """Raise `UsageError` for a folder in which no reproducer can be written; it is left as it was."""
+    require_free(folder)
+    around = folder
+    while not around.exists() and around != around.parent:
+        around = around.parent
+    try:
+        if not around.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        with TemporaryFile(dir=around):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, error) from None
 
 
 def require_free(folder: Path) -> None:
@@ -174,6 +216,12 @@ def require_free(folder: Path) -> None:
     taken = [name for name in (SCRIPT, TENSORS) if (folder / name).exists()]
     if taken:
         raise UsageError(f"--repro {folder} holds {taken[0]} already; name a new folder, or remove it")
+
+
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"--repro {folder} can't be written: {error.strerror}; name a folder that you may write"
+    )
 
 
 def _about(finding: Finding, subject: Subject, versions: Mapping[str, str]) -> dict[str, str]:

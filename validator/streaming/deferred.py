@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from validator.errors import UsageError
 
 __all__ = ["DeferredParameter"]
 
@@ -25,33 +27,45 @@ class DeferredParameter(Tensor):
         read: returns the values, `[*]` of the dtype, on the CPU. It is called anew for each use.
         shape: of the values.
         dtype: of the values.
+        read_parts: returns the tensors that the values are made of in a checkpoint, by their names in the
+            module; nothing where they are not known.
 
-    What an operator makes of it is a plain tensor. It can't be written to, and it takes no gradient.
+    What an operator makes of it is a plain tensor. Writing to it is an error, and it takes no gradient.
     """
 
     read: Callable[[], Tensor]
+    read_parts: Callable[[], Mapping[str, Tensor]]
     _is_param = True  # what `isinstance(x, nn.Parameter)` asks of a subclass of Tensor
 
     @staticmethod
     def __new__(  # noqa: D102 - the class says what it takes
-        cls, read: Callable[[], Tensor], *, shape: torch.Size, dtype: torch.dtype
+        cls,
+        read: Callable[[], Tensor],
+        *,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        read_parts: Callable[[], Mapping[str, Tensor]] = dict,
     ) -> "DeferredParameter":
         made: DeferredParameter = Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device("cpu"), requires_grad=False
         )
-        made.read = read
+        made.read, made.read_parts = read, read_parts
         return made
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        """The values, read now: `[*]`."""
-        return self.read()
+    def data(self) -> "DeferredParameter":
+        """The parameter itself: what is written to it would be lost as well."""
+        return self
+
+    @data.setter
+    def data(self, values: Tensor) -> None:
+        raise _refused("data")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"DeferredParameter(shape={list(self.shape)}, dtype={self.dtype})"
 
     def __deepcopy__(self, memo: Any) -> "DeferredParameter":
-        return DeferredParameter(self.read, shape=self.shape, dtype=self.dtype)
+        return DeferredParameter(self.read, shape=self.shape, dtype=self.dtype, read_parts=self.read_parts)
 
     @classmethod
     def __torch_function__(
@@ -62,6 +76,10 @@ class DeferredParameter(Tensor):
         if _is_known(func) or _get_current_dispatch_mode() is not None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _WRITING or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_"):
+            _require_no_deferred(name, args[:1] or list((kwargs or {}).values())[:1])
+        _require_no_deferred(name, (kwargs or {}).get("out"))
         args, kwargs = _values((args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
@@ -69,6 +87,10 @@ class DeferredParameter(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
+                _require_no_deferred(func._schema.name, given)
         args, kwargs = _values((args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
@@ -93,6 +115,23 @@ _VIEWS = frozenset(getattr(Tensor, name).__get__ for name in ("H", "T", "imag", 
 
 def _is_known(func: Any) -> bool:
     return func in _METHODS or (getattr(func, "__name__", "") == "__get__" and func not in _VIEWS)
+
+
+_WRITING = frozenset(
+    ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__iand__", "__ior__")
+)
+
+
+def _require_no_deferred(name: str, written: Any) -> None:
+    if any(isinstance(leaf, DeferredParameter) for leaf in tree_leaves(written)):
+        raise _refused(name)
+
+
+def _refused(name: str) -> UsageError:
+    return UsageError(
+        f"a parameter of a streamed model can't be written to ({name}): its values stay in the checkpoint, "
+        "and what is written would be lost. Load the model with from_pretrained to change it"
+    )
 
 
 def _values(arguments: Any) -> Any:

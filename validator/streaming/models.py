@@ -1,10 +1,8 @@
 """A checkpoint's model as transformers builds it, with parameters that stay on the disk."""
 
 import copy
-import importlib
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,9 @@ from torch import nn
 
 from validator.errors import UsageError
 from validator.pretrained import config_of, load, transformers
+from validator.streaming.allocation import return_large_blocks
 from validator.streaming.deferred import DeferredParameter
+from validator.streaming.library import conversions, filling_with
 from validator.streaming.weights import Weights
 
 __all__ = ["streamed"]
@@ -29,6 +29,7 @@ def streamed(
 
     It is what `from_pretrained` gives, but for the memory: that of a few parameters at a time. Buffers are in
     memory. Quantised weights are dequantised, by the library that defines their format, when they are read.
+    From here on this process returns large blocks of memory to the system as soon as they are freed.
 
     Args:
         folder: the checkpoint, with weights in safetensors. It must stay as it is while the model is used.
@@ -52,7 +53,8 @@ def streamed(
     if quantised is not None:
         options["config"] = _dequantising(path, quantised)
         dtype = dtype or torch.float32
-    with _deferring():
+    return_large_blocks()
+    with filling_with(_load):
         return load(path, dtype=dtype or "auto", **options)
 
 
@@ -69,18 +71,6 @@ def _dequantising(folder: Path, quantised: Any) -> Any:
     return config
 
 
-@contextmanager
-def _deferring() -> Iterator[None]:
-    """Let transformers put deferred parameters where it would load weights."""
-    base: Any = transformers().PreTrainedModel
-    loader = base.__dict__["_load_pretrained_model"]
-    base._load_pretrained_model = staticmethod(_load)
-    try:
-        yield
-    finally:
-        base._load_pretrained_model = loader
-
-
 def _load(
     model: nn.Module,
     state_dict: Any,
@@ -90,16 +80,17 @@ def _load(
 ) -> tuple[Any, Any]:
     """Do what `PreTrainedModel._load_pretrained_model` does, but leave the parameters in the files."""
     weights = Weights(copy.deepcopy(model), checkpoint_files, load_config)
-    library: Any = importlib.import_module("transformers.core_model_loading")
     deferred = {group: weights.parameters_of(group) for group in weights.groups}
     with ExitStack() as stack:
         # What is no parameter is loaded as ever.
         state = weights.slices([group for group, made in deferred.items() if not made], stack)
-        loaded = library.convert_and_load_state_dict_in_model(model, state, load_config)
+        loaded = conversions().convert_and_load_state_dict_in_model(model, state, load_config)
     for made in deferred.values():
         for name, (shape, dtype) in made.items():
             owner, _, leaf = name.rpartition(".")
-            parameter: Any = DeferredParameter(weights.reader(name), shape=shape, dtype=dtype)
+            parameter: Any = DeferredParameter(
+                weights.reader(name), shape=shape, dtype=dtype, read_parts=weights.parts_reader(name)
+            )
             parameter._is_hf_initialized = True
             setattr(model.get_submodule(owner), leaf, parameter)
             loaded[0].missing_keys.discard(name)

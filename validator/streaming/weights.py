@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from validator.errors import TargetError
 from validator.pretrained import without_loading_bars
+from validator.streaming.library import conversions
 
 __all__ = ["Group", "Weights"]
 
@@ -58,7 +59,7 @@ class Weights:
     """
 
     def __init__(self, skeleton: nn.Module, files: Iterable[str], load_config: Any) -> None:
-        self._library: Any = importlib.import_module("transformers.core_model_loading")
+        self._library = conversions()
         self._skeleton = skeleton
         self._load_config = replace(load_config, device_map=None)
         self._parameters = dict(skeleton.named_parameters(remove_duplicate=False))
@@ -118,6 +119,25 @@ class Weights:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(group.first)
         return self._kept[group.first][name]
+
+    def parts_reader(self, name: str) -> Callable[[], Mapping[str, Tensor]]:
+        """Return what reads the checkpoint's tensors that a parameter is made of, by `parts`."""
+        return partial(self.parts, name)
+
+    def parts(self, name: str) -> Mapping[str, Tensor]:
+        """Return the checkpoint's tensors that a parameter is made of, as they are, by their own last names.
+
+        Nothing where these are the tensors of several modules, or of several parameters.
+        """
+        group = self._groups[name]
+        owners = {source.rpartition(".")[0] for source in group.sources}
+        if len(owners) > 1 or group.is_fused:
+            return {}
+        found = {}
+        for source in group.sources:
+            with self._open(source) as file:
+                found[source.rpartition(".")[2]] = file.get_tensor(source)
+        return found
 
     def _open(self, name: str) -> Any:
         safetensors: Any = importlib.import_module("safetensors")

@@ -1,7 +1,7 @@
 """Find the modules that explain how far a candidate is from the reference, among hybrids of both."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,7 +104,7 @@ def swap_modules(
         swap = replace(
             swap,
             unswappable=hybrids.unswappable,
-            notes=(*(() if planned is None else (planned.note,)), *swap.notes),
+            notes=(*(() if planned is None else (planned.note,)), *_kept_whole(ref, names), *swap.notes),
         )
         if swap.verdict is Verdict.ALIGNED or swap.limit is None:
             return swap
@@ -136,6 +136,26 @@ def _module_levels(
         if set(finer) == set(members):
             return levels
         parts = finer
+
+
+def _kept_whole(ref: nn.Module, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Say which modules have none of their own in the candidate, so that they go with the one around them."""
+    known = set(names.values())
+    alone = [
+        name
+        for name, module in ref.named_modules()
+        if name
+        and name not in known
+        and name.rpartition(".")[0] in known
+        and next(module.parameters(), None) is not None
+    ]
+    if not alone:
+        return ()
+    shown = ", ".join(alone[:4]) + (f" and {len(alone) - 4} more" if len(alone) > 4 else "")
+    return (
+        f"no module of their own in the candidate, which may have fused them, so that they are swapped with "
+        f"the module around them: {shown}",
+    )
 
 
 def _named(found: SmallestSet[Part]) -> SmallestSet[str]:

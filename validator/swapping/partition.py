@@ -4,13 +4,15 @@ A part is a module with all in it, or a module's own code: what it does itself b
 parts too. So all parts together are the whole model, and each of its lines belongs to one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
 
-__all__ = ["Part", "coarse_parts", "finer_parts", "is_inside", "matching_parts", "sides_of"]
+from validator.capturing.outline import classes_of, is_below, outline
+
+__all__ = ["Part", "coarse_parts", "finer_parts", "matching_parts", "sides_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +40,13 @@ def coarse_parts(model: nn.Module, swappable: Collection[str]) -> tuple[Part, ..
         model: the reference.
         swappable: fqns of the modules that both sides have.
     """
-    lists = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
-        and sum(f"{name}.{child}".lstrip(".") in swappable for child, _ in module.named_children()) > 1
-    ]
-    outermost = [name for name in lists if not any(is_inside(name, other) for other in lists)]
+    around = {name for block in outline(classes_of(model)).blocks for name in _around(block)}
     found: list[str] = []
 
     def visit(name: str, module: nn.Module) -> None:
         for child, inner in module.named_children():
             fqn = f"{name}.{child}".lstrip(".")
-            if any(is_inside(listed, fqn) or listed == fqn for listed in outermost):
-                visit(fqn, inner)
-            elif fqn in swappable:
+            if fqn in swappable and fqn not in around:
                 found.append(fqn)
             else:
                 visit(fqn, inner)
@@ -83,7 +77,7 @@ def matching_parts(pattern: str, swappable: Sequence[str]) -> tuple[Part, ...]:
     """Return the outermost modules whose names a glob matches; `*` matches dots too."""
     matched = [name for name in swappable if fnmatchcase(name, pattern)]
     return tuple(
-        Part(module=name) for name in matched if not any(is_inside(name, other) for other in matched)
+        Part(module=name) for name in matched if not any(_is_inside(name, other) for other in matched)
     )
 
 
@@ -104,11 +98,16 @@ def sides_of(names: Iterable[str], sides: Mapping[Part, bool]) -> dict[str, bool
     return found
 
 
-def is_inside(name: str, other: str) -> bool:
-    """Tell whether a module lies in another one."""
-    return name != other and (not other or name.startswith(f"{other}."))
+def _around(module: str) -> Iterator[str]:
+    while module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def _is_inside(name: str, other: str) -> bool:
+    return name != other and is_below(name, other)
 
 
 def _nearest_inside(module: str, swappable: Sequence[str]) -> list[str]:
-    inside = [name for name in swappable if is_inside(name, module)]
-    return [name for name in inside if not any(is_inside(name, other) for other in inside)]
+    inside = [name for name in swappable if _is_inside(name, module)]
+    return [name for name in inside if not any(_is_inside(name, other) for other in inside)]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from validator.align.inside import TraceOperator, TraceResult
 from validator.checks.inside.alignment import align, bare_name, ours_of
-from validator.checks.inside.log import LoggedCall, sample
+from validator.checks.operator_log import LoggedCall, sample
 
 
 def theirs(func: object, value: Tensor) -> LoggedCall:

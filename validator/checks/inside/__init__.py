@@ -1,6 +1,7 @@
 """Inside of a module's code: which of its operators is behind an edge that diverges.
 
-- `log`: the operators that the reference's code calls, with where each tensor comes from.
+The operators that the reference's code calls are in `checks.operator_log`.
+
 - `alignment`: which of the candidate's operators stands for which of these, by sequence alignment.
 - `reruns`: some of them again, from given values, as code that can be judged.
 - `given`: what the candidate's operators were given.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from validator.align.inside import TraceOperator, TraceResult
-from validator.checks.inside.log import LoggedCall, is_trivial, sample
+from validator.checks.operator_log import LoggedCall, is_trivial, sample
 
 __all__ = ["Ours", "Pair", "align", "bare_name", "does_nothing", "is_foreign", "ours_of"]
 

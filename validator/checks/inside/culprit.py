@@ -19,12 +19,12 @@ from torch import Tensor
 from validator.align.traces import View
 from validator.checks.explaining import Explainer
 from validator.checks.inside.alignment import Ours, Pair, align, ours_of
-from validator.checks.inside.log import OperatorLog
 from validator.checks.inside.naming import Culprit, Place, is_narrower, name_between, name_operator
 from validator.checks.inside.positions import hidden_scores, real_rows
-from validator.checks.inside.reruns import rerun
+from validator.checks.inside.reruns import NotRerunError, rerun
 from validator.checks.judge import judge_equal
 from validator.checks.module_code import Code, CodeEdge
+from validator.checks.operator_log import OperatorLog
 from validator.checks.policy import is_alike
 from validator.checks.replays import RUNS
 from validator.checks.shadow import widened
@@ -257,7 +257,7 @@ class Inside:
                 runs=self.runs,
                 replaced=replaced,
             )
-        except Exception:  # the reference's operators may raise anything on other values
+        except NotRerunError:
             return None
 
     def _judged(self, exact: Tensor, value: Tensor) -> Tensor | None:

@@ -62,7 +62,7 @@ class GivenValues:
                 made = arguments["self"].reshape(arguments["size"])
             else:
                 made = func(**arguments)
-        except Exception:  # a copy may lie otherwise in memory
+        except (RuntimeError, ValueError, IndexError, TypeError):  # a copy may lie otherwise in memory
             return None
         views = list(made) if isinstance(made, list | tuple) else [made]
         return views[index] if index < len(views) else None

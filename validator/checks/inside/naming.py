@@ -11,7 +11,7 @@ from validator.capturing.records import Origin, OriginKind
 from validator.checks.aten_calls import arguments_by_name, unflatten_call
 from validator.checks.inside.alignment import Ours, bare_name, does_nothing, is_foreign
 from validator.checks.inside.given import GivenValues
-from validator.checks.inside.log import LoggedCall, Slot
+from validator.checks.operator_log import LoggedCall, Slot
 from validator.numerics.formats import format_of
 
 __all__ = ["Culprit", "Place", "is_narrower", "name_between", "name_operator"]

@@ -13,16 +13,24 @@ from validator.align.traces import LogicalTensor
 from validator.checks.arithmetic import Arithmetic
 from validator.checks.aten_calls import listed, unflatten_call
 from validator.checks.code_edges import code_edge
-from validator.checks.inside.log import BECOME, LoggedCall, OperatorLog, Slot
 from validator.checks.module_code import Code
+from validator.checks.operator_log import BECOME, Given, LoggedCall, OperatorLog, Slot
 from validator.checks.replays import Replays
 from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor
 from validator.checks.tape import Tape
 
-__all__ = ["rerun"]
+__all__ = ["NotRerunError", "rerun"]
 
 _KEY = (None, "")
+
+
+_RAISED = (RuntimeError, ValueError, IndexError)
+"""What an operator raises that can't compute what it is given; so is a missing kernel."""
+
+
+class NotRerunError(Exception):
+    """An operator of the code can't compute other values than those of its own run."""
 
 
 def rerun(
@@ -50,6 +58,9 @@ def rerun(
 
     Returns:
         Code with a single edge.
+
+    Raises:
+        NotRerunError: an operator can't compute what it is given now.
     """
     tape, chosen = Tape(), _Chosen()
     arithmetic = Arithmetic(Rounding.none(), log.lift, chosen, tape)
@@ -95,9 +106,15 @@ def _given(log: OperatorLog, slot: int, positions: Sequence[int]) -> dict[int, T
     for number in {slot, *(x for position in positions for x in log.calls[position].needs)}:
         given = log.given.get(number)
         if given is not None:
-            values = given.tensor
-            found[number] = values if given.dtype is None else ShadowTensor(values.clone(), given.dtype)
+            found[number] = _fresh(given)
     return found
+
+
+def _fresh(given: Given) -> Tensor:
+    """Return a tensor that the operators may change, but for floating ones of the model's own."""
+    if given.dtype is not None:
+        return ShadowTensor(given.tensor.clone(), given.dtype)
+    return given.tensor if given.tensor.is_floating_point() else given.tensor.clone()
 
 
 class _Chosen:
@@ -130,8 +147,11 @@ def _run(
         return
     args, kwargs = unflatten_call(leaves, call.form)
     chosen.indices = call.chosen
-    with arithmetic:
-        made = listed(call.func(*args, **kwargs))
+    try:
+        with arithmetic:
+            made = listed(call.func(*args, **kwargs))
+    except _RAISED as error:
+        raise NotRerunError(f"{call.name}: {error}") from error
     for number, value in zip(call.made, made, strict=True):
         if number is not None:
             slots[number] = value

@@ -4,6 +4,7 @@ from validator.checks.signatures.addends import miscounted_addend
 from validator.checks.signatures.constants import FittedConstant, fit_constant
 from validator.checks.signatures.formats import truncation
 from validator.checks.signatures.integers import integer_offset
+from validator.checks.signatures.keys import keys_signature
 from validator.checks.signatures.parameters import parameter_signature
 from validator.checks.signatures.regions import region_of
 from validator.checks.signatures.search import edge_signature
@@ -16,6 +17,7 @@ __all__ = [
     "edge_signature",
     "fit_constant",
     "integer_offset",
+    "keys_signature",
     "miscounted_addend",
     "parameter_signature",
     "region_of",

@@ -20,7 +20,7 @@ def signature_words(signature: Signature) -> str:
         case "missing_reduction" | "double_reduction" | "mixed_reduction":
             return _reduction(signature)
         case "constant":
-            return f"{p['op']} with {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}"
+            return f"{p['op']} with {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}{within}"
         case "sign":
             return f"the sign flipped{within}"
         case "factor":
@@ -55,6 +55,8 @@ def signature_words(signature: Signature) -> str:
             return f"rounding toward zero (a gain of {p['gain']:.2g})"
         case "shifted":
             return _shifted(p)
+        case "keys_left_out" | "keys_not_hidden" | "keys_of_another" | "cache_scale":
+            return _keys(signature)
         case "rank":
             return f"a fault of rank {p['rank']} alone"
         case "tokens" | "sequences" | "heads" | "channels" | "experts":
@@ -121,6 +123,41 @@ def _shifted(p: Any) -> str:
         where = "before" if p["sequences"] > 0 else "after"
         parts.append(f"{abs(p['sequences'])} sequence{'s' if abs(p['sequences']) > 1 else ''} {where} it")
     return f"each row is the one {', '.join(parts)}"
+
+
+def _keys(signature: Signature) -> str:
+    p = signature.parameters
+    tokens = f"tokens {p['start']}:{p['stop']}" if "start" in p else _figure("tokens", p["keys"])
+    keys = f"the keys and values of {tokens}"
+    if "distance" in p:
+        nearest, furthest = (abs(x) for x in sorted(p["distance"], key=abs))
+        far = f"{nearest}" if nearest == furthest else f"{nearest} to {furthest}"
+        keys += f" ({far} {'after' if p['distance'][0] < 0 else 'before'} each query)"
+    match signature.kind:
+        case "keys_left_out":
+            what = f"{keys} left out of the attention"
+        case "keys_not_hidden":
+            what = f"{keys} attended to, though the mask hides them"
+        case "keys_of_another":
+            what = f"{keys} replaced by {_source(p)}"
+        case _:
+            factors = [
+                f"{name} by {p[f'factor_of_{name}']:.6g}"
+                for name in ("keys", "values")
+                if f"factor_of_{name}" in p
+            ]
+            what = f"a cache read at another scale: of {tokens}, {' and '.join(factors)}"
+    some = f", for sequence{'s' if len(p['sequences']) > 1 else ''} " if "sequences" in p else ""
+    return what + some + (", ".join(map(str, p["sequences"])) if some else "")
+
+
+def _source(p: Any) -> str:
+    if "of_earlier_call" in p:
+        return "what the request before left there"
+    of = f"those of sequence {p['of_sequence']}" if "of_sequence" in p else "those"
+    if "tokens" not in p:
+        return of
+    return f"{of} {abs(p['tokens'])} tokens {'before' if p['tokens'] > 0 else 'after'}"
 
 
 def _region(signature: Signature) -> str:

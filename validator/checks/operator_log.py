@@ -236,7 +236,9 @@ class OperatorLog:
             if isinstance(tensor, ShadowTensor):
                 self.given[number] = Given(tensor=tensor.data64.clone(), dtype=tensor.dtype)
             else:
-                self.given[number] = Given(tensor=tensor, dtype=None)
+                # The model's own parameters stay as they are, and are large; what is no float may change.
+                held = tensor if is_floating(tensor) else tensor.clone()
+                self.given[number] = Given(tensor=held, dtype=None)
         if is_changed and number in self.given and self.given[number].tensor is tensor:
             # The model's own: a rerun must change a copy.
             if is_floating(tensor):

@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+
+from validator.bisecting.identity import capture_identity, content_of, versions
+from validator.capturing.reader import open_capture
+from validator.capturing.session import capture_run
+
+TARGET = """
+import os, torch, beside
+
+def reference():
+    from package.inner import built
+    import missing
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    files = {
+        "port.py": TARGET,
+        "beside.py": "import further",
+        "further.py": "",
+        "unused.py": "",
+        "package/__init__.py": "",
+        "package/inner.py": "from . import other",
+        "package/other.py": "this is no Python",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path / "port.py"
+
+
+def test_modules_that_a_target_imports_from_its_folder_belong_to_it(target: Path) -> None:
+    names = [name.removeprefix("content of ") for name in content_of(target)]
+    assert names == ["target's content", "beside.py", "further.py", "package/__init__.py", "package/inner.py"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_another"),
+    [("port.py", True), ("further.py", True), ("package/inner.py", True), ("unused.py", False)],
+)
+def test_a_change_shows_where_the_target_imports_it(changed: str, is_another: bool, target: Path) -> None:
+    before = content_of(target)
+    file = target.parent / changed
+    file.write_text(file.read_text() + "\n# changed")
+    assert (content_of(target) != before) is is_another
+
+
+def test_small_files_of_a_checkpoint_are_read_and_of_large_ones_size_and_time_are_enough(
+    tmp_path: Path,
+) -> None:
+    seen = []
+    for small, large in ((b"1", b"0" * (1 << 21)), (b"2", b"0" * (1 << 21)), (b"2", b"0" * (1 << 21 | 1))):
+        (tmp_path / "config.json").write_bytes(small)
+        (tmp_path / "model.safetensors").write_bytes(large)
+        seen.append(content_of(tmp_path)["target's content"])
+    assert len(set(seen)) == 3
+
+
+def test_software_that_is_there_has_a_version() -> None:
+    assert {"Python", "torch", "numpy"} <= versions().keys()
+
+
+def test_two_captures_of_one_run_are_told_apart(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    seen = set()
+    for name in ("a", "b", "b"):
+        if not (tmp_path / name).exists():
+            capture_run(lambda: model(torch.ones(1, 2)), model, tmp_path / name, proof=False)
+        seen.add(capture_identity(open_capture(tmp_path / name)))
+    assert len(seen) == 2
