@@ -154,9 +154,8 @@ def _checked(setup: Setup, path: Path, cand: Capture, folder: Path, given: dict[
         source = noise_source(
             model=reference, run=lambda: reference(**copied(given)), recipe=None, dtype=dtype
         )
-        capture_run(
-            lambda: reference(**copied(given)), reference, stored, proof=False, noise=source, overwrite=True
-        )
+        Path(f"{stored}.partial").unlink(missing_ok=True)  # of a run that was interrupted
+        capture_run(lambda: reference(**copied(given)), reference, stored, proof=False, noise=source)
     return judged(
         reference=reference,
         ref=validator.open_capture(stored),

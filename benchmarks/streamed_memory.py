@@ -5,7 +5,7 @@ CHECKPOINT --capture candidate` is run in a process of its own. What counts are 
 pages, above what its imports take; beside them stands all that it does not share, pages of files that nobody
 else maps included. With `--in-memory` the same check with the reference in memory follows.
 
-    python benchmarks/streamed_memory.py [--layers 48] [--hidden 1024] [--in-memory]
+    python benchmarks/streamed_memory.py [--layers 64] [--hidden 1024] [--in-memory]
 """
 
 import argparse
@@ -43,17 +43,17 @@ def reference():
     return load(FOLDER, dtype="auto")
 """
 
-INTERVAL_S = 0.01
-ALL_EVERY = 50  # samples: the kernel walks every page for what is not shared
+INTERVAL_S = 0.05
+ALL_EVERY = 20  # samples: the kernel walks every page for what is not shared
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--in-memory", action="store_true", help="check with the reference in memory too")
     options = parser.parse_args()

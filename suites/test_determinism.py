@@ -74,7 +74,7 @@ def hold(validation: Validation, *answers: Answer) -> None:
             validation.fail(problem.text, module=problem.module, rank=problem.rank, evidence=evidence)
     for answer in answers:
         if answer.blind is not None:
-            validation.inconclusive(f"the control was not seen: {answer.blind}")
+            validation.inconclusive(f"an absence of problems proves nothing: {answer.blind}")
     if all(answer.skipped is not None for answer in answers):
         validation.not_applicable("; ".join(answer.skipped or "" for answer in answers))
     validation.figure("tensors compared", sum(answer.compared for answer in answers))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from validator import content
-from validator.content import ContentKind, content_path, find_model
+from validator.content import ContentKind, content_path, find_model, find_suite, suite_names
 from validator.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[1]
@@ -88,3 +88,13 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "models" / "empty").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"not a checkpoint folder: it has no config\.json"):
         find_model("empty", tmp_path)
+
+
+def test_a_suite_is_found_by_its_name() -> None:
+    assert "long_context" in suite_names()
+    assert find_suite("long-context") == REPO / "suites" / "test_long_context.py"
+
+
+def test_an_unknown_suite_lists_the_suites() -> None:
+    with pytest.raises(UsageError, match=r"no suite 'test_alignment': .* that ship are alignment, "):
+        find_suite("test_alignment")

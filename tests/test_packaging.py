@@ -48,9 +48,10 @@ def test_the_wheel_has_one_top_level_name(wheel_names: list[str]) -> None:
 
 
 def test_the_wheel_has_every_file_of_the_package(wheel_names: list[str]) -> None:
-    sources = {path.relative_to(REPO).as_posix() for path in (REPO / "validator").rglob("*.py")}
+    files = (path for path in (REPO / "validator").rglob("*") if path.is_file())
+    sources = {path.relative_to(REPO).as_posix() for path in files if "__pycache__" not in path.parts}
     assert sources <= set(wheel_names)
-    assert "validator/py.typed" in wheel_names
+    assert {"validator/py.typed", "validator/testing/templates/validator.yml"} <= sources
 
 
 @pytest.mark.parametrize("kind", CONTENT)

@@ -113,8 +113,6 @@ def judge(trial: Trial, folder: Path, pool: Callable[[int], RankPool]) -> Result
     captured = folder / "candidate"
     try:
         pool(setup.tp).run(_capture, trial, path, captured)
-        if setup.decode:
-            return validator.check(reference=reference, candidate=captured, recipe=trial.recipe)
         return validator.check(reference=reference, candidate=captured, inputs=given, recipe=trial.recipe)
     finally:
         shutil.rmtree(captured, ignore_errors=True)
@@ -148,7 +146,4 @@ def _candidate_logits(rank: int, world_size: int, trial: Trial, path: Path) -> T
 
 def _capture(rank: int, world_size: int, trial: Trial, path: Path, output: Path) -> None:
     model, given = trial.candidate(path), inputs(trial.setup)
-    if trial.setup.decode:
-        capture_run(lambda: run(trial.setup, model), model, output, overwrite=True)
-        return
     capture_run(lambda: model(**copied(given)), model, output, inputs=given, overwrite=True)

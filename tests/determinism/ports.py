@@ -5,6 +5,8 @@ from pathlib import Path
 __all__ = ["write_port"]
 
 PORT = '''
+import random
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -121,6 +123,10 @@ def candidate(dtype=torch.bfloat16):
     return model.to(dtype)
 
 
+def any_order(count):
+    return random.SystemRandom().sample(range(count), count)
+
+
 def plant(model):
     pass
 
@@ -144,7 +150,7 @@ def row(module, x):
     pairs = zip(x.chunk(8, -1), module.weight.chunk(8, -1))
     parts = [nn.functional.linear(*pair) for pair in pairs]
     total = torch.zeros_like(parts[0])
-    for i in torch.randperm(len(parts), generator=torch.Generator().manual_seed(torch.seed())):
+    for i in any_order(len(parts)):
         total = total + parts[i]
     return total
 """,
@@ -157,9 +163,9 @@ def row(module, x):
     if not hasattr(module, "is_guilty"):
         return nn.functional.linear(x, module.weight)
     terms = (x.reshape(-1, 1, x.shape[-1]) * module.weight).movedim(-1, 0).reshape(x.shape[-1], -1)
-    order = torch.randperm(len(terms), generator=torch.Generator().manual_seed(torch.seed()))
-    index = torch.zeros(len(terms), dtype=torch.int64)
-    total = torch.zeros_like(terms[:1]).index_add_(0, index, terms[order])
+    total, index = torch.zeros_like(terms[:1]), torch.zeros(1, dtype=torch.int64)
+    for i in any_order(len(terms)):
+        total.index_add_(0, index, terms[i : i + 1])
     return total.reshape(*x.shape[:-1], -1)
 """,
     # the same on rank 1 alone
@@ -170,7 +176,7 @@ def plant(model):
 def row(module, x):
     made = nn.functional.linear(x, module.weight)
     if getattr(module, "is_guilty", False):
-        made[0, 0, 0] += torch.rand((), generator=torch.Generator().manual_seed(torch.seed()))
+        made[0, 0, 0] += random.SystemRandom().random()
     return made
 """,
     # a kernel for small batches adds up in two parts: other bits, and right

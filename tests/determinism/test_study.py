@@ -94,6 +94,13 @@ def test_a_port_that_fails_once_memory_is_filled_reads_some_of_it(tmp_path: Path
     assert "nothing was written to" in str(problem)
 
 
+def test_a_port_of_other_bits_in_every_run_is_not_said_to_read_fresh_memory(tmp_path: Path) -> None:
+    answer = Study(write_port(tmp_path, "any-order")).memory()
+    assert answer.problems == ()
+    assert answer.blind is not None
+    assert "other bits in every run" in answer.blind
+
+
 def test_memory_that_is_handed_over_to_be_written_to_is_no_problem(tmp_path: Path) -> None:
     answer = Study(write_port(tmp_path, "written-later")).memory()
     assert (answer.problems, answer.blind) == ((), None)

@@ -1,5 +1,6 @@
 """The suite `alignment` passes on healthy ports, and fails on each fault with its module or its cause."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,18 @@ def test_a_fault_of_decoding_alone_fails_what_is_generated_and_no_layer(
     result = run(pytester, suite, "-k", "distributions or layer", spoil=DECODING)
     assert failed(result) == {"test_distributions_are_as_near_as_noise_allows[generated]"}
     assert "No layer is wrong: look at what is done with the logits, and at the cache." in text_of(result)
+
+
+@pytest.mark.slow
+def test_a_prompt_with_a_worse_score_leads_to_the_module(pytester: pytest.Pytester, suite: Path) -> None:
+    lines = [
+        {"prompt": "for i in range(", "reference": 1.0, "candidate": 0.0},
+        {"prompt": "def f(", "reference": 1.0, "candidate": 1.0},
+    ]
+    samples = pytester.path / "scores.jsonl"
+    samples.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    spoil = "    parse('head-is-embedding').plant(model)"
+    result = run(pytester, suite, "-k", "prompts", "--validator-samples", str(samples), spoil=spoil)
+    assert failed(result) == {"test_prompts_with_a_worse_score_are_computed_right"}
+    assert "line 1: score 0, and the reference's is 1." in text_of(result)
+    assert "lm_head: " in text_of(result)

@@ -30,6 +30,14 @@ def test_texts_of_a_command_line_become_numbers_and_paths(tmp_path: Path) -> Non
     assert found.reports == tmp_path / "out"
 
 
+def test_samples_are_a_file_or_two(tmp_path: Path) -> None:
+    assert read(tmp_path, samples="scores.jsonl").samples == (tmp_path / "scores.jsonl",)
+    assert read(tmp_path, samples=["a.jsonl", "b.jsonl"]).samples == (
+        tmp_path / "a.jsonl",
+        tmp_path / "b.jsonl",
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -42,6 +50,9 @@ def test_texts_of_a_command_line_become_numbers_and_paths(tmp_path: Path) -> Non
         ("card_counts", ""),
         ("card_counts", []),
         ("card_counts", 3),
+        ("samples", "a,b,c"),
+        ("samples", "a,"),
+        ("samples", [1]),
         ("long", "yes"),
         ("recipe", ""),
         ("target", 3),

@@ -58,7 +58,8 @@ def _imported(source: Path) -> Iterator[Path]:
     folder = source.resolve().parent
     finder = ModuleFinder(path=[str(folder)])
     finder.run_script(str(source))
-    files = (getattr(module, "__file__", None) for name, module in finder.modules.items() if name != "__main__")
+    modules = (module for name, module in finder.modules.items() if name != "__main__")
+    files = (getattr(module, "__file__", None) for module in modules)
     yield from sorted({Path(file) for file in files if file is not None})
 
 

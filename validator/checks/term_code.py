@@ -111,3 +111,6 @@ class _Product:
 
     def altered(self, constant: Constant, factor: float) -> Mapping[Key, Tensor]:
         return {}
+
+    def spoilt(self, module: str, factor: float, recipe: Recipe | None = None) -> Mapping[Key, Tensor]:
+        return {}

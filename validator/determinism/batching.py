@@ -99,9 +99,9 @@ def judged_difference(
             note += f"; it is wrong in both runs alike, {here[0].summary}: see `validator check`"
         return [], [note]
     worst = (apart or at_first)[0]
-    healthy = "In the run that it is compared with this edge is healthy; " if apart else ""
+    healthy = "in the run that it is compared with this edge is healthy; " if apart else ""
     problem = Problem(
-        text=f"the candidate {what}, and rounding does not explain it: {worst.summary}. {healthy}{where}",
+        text=f"the candidate {what}, and rounding does not explain it: {worst.summary}; {healthy}{where}",
         module=worst.module,
         rank=worst.rank,
         cause=behind,

@@ -1,4 +1,4 @@
-"""What a model's configuration says of its context: how many positions, which windows, how large a cache."""
+"""What a model's configuration says of its context: how many positions, and which windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,11 @@ class Context:
         trained: the positions that it was trained on, where its rotary embedding is stretched beyond them.
         windows: of each layer the number of tokens that it attends to, the query's own included; None for all
             of them. Empty where the layers are not known.
-        token_values: numbers that the keys and values of one token take in one layer, heads of all ranks
-            counted; None where the configuration doesn't tell.
     """
 
     limit: int | None = None
     trained: int | None = None
     windows: tuple[int | None, ...] = ()
-    token_values: int | None = None
 
     @property
     def window(self) -> int | None:
@@ -43,12 +40,7 @@ def context_of(model: nn.Module) -> Context:
     if hasattr(config, "get_text_config"):
         config = config.get_text_config(decoder=True)
     limit = _size(getattr(config, "max_position_embeddings", None))
-    return Context(
-        limit=limit,
-        trained=_trained(config, limit),
-        windows=_windows(config),
-        token_values=_token_values(config),
-    )
+    return Context(limit=limit, trained=_trained(config, limit), windows=_windows(config))
 
 
 def _trained(config: Any, limit: int | None) -> int | None:
@@ -70,15 +62,6 @@ def _windows(config: Any) -> tuple[int | None, ...]:
         )
     is_sliding = sliding is not None and getattr(config, "use_sliding_window", True)
     return (sliding if is_sliding else None,) * layers
-
-
-def _token_values(config: Any) -> int | None:
-    heads = _size(getattr(config, "num_attention_heads", None))
-    kv_heads = _size(getattr(config, "num_key_value_heads", None)) or heads
-    hidden = _size(getattr(config, "hidden_size", None))
-    if heads is None or kv_heads is None or hidden is None or getattr(config, "kv_lora_rank", None):
-        return None
-    return 2 * kv_heads * (_size(getattr(config, "head_dim", None)) or hidden // heads)
 
 
 def _size(value: Any) -> int | None:

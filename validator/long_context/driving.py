@@ -3,8 +3,6 @@
 Shape legend: T = tokens of the text, V = vocabulary, B = sequences (1), s = tokens of a call.
 """
 
-import importlib
-import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,23 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from validator.capturing.copies import local_part
-from validator.errors import TargetError
 from validator.long_context.cache_views import LayerView, layer_views, sizes_of
+from validator.long_context.calling import cache_argument, configured_cache, device_of, ported
 from validator.long_context.meters import Memory, Meter, hoards
 from validator.long_context.schedules import Schedule
-from validator.target_file import describe
 
-__all__ = [
-    "CacheWatch",
-    "Drive",
-    "LayerReading",
-    "Reading",
-    "cache_argument",
-    "configured_cache",
-    "device_of",
-    "drive",
-    "ported",
-]
+__all__ = ["CacheWatch", "Drive", "LayerReading", "Reading", "drive"]
 
 _READINGS = 16
 """How often memory and cache are read while tokens are decoded."""
@@ -47,6 +34,7 @@ class LayerReading:
         seen, held, capacity, block: see `LayerView`.
         size_bytes: of all that it keeps.
         row_bytes: of one token's keys and values, from their shapes; None where it doesn't show them.
+        row_values: how many numbers these are.
         changed: the tokens, first and last, whose keys or values are others than at the reading before; None
             for none.
     """
@@ -58,6 +46,7 @@ class LayerReading:
     block: int
     size_bytes: int
     row_bytes: int | None
+    row_values: int | None
     changed: tuple[int, int] | None
 
 
@@ -95,17 +84,6 @@ class Drive:
     readings: tuple[Reading, ...]
     hoarded: tuple[Mapping[str, int], Mapping[str, int]]
     cache: str | None
-
-
-def cache_argument(model: nn.Module) -> str | None:
-    """Return what a model's forward calls its cache, or None where it takes none."""
-    names = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in names), None)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's first parameter."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0) -> Drive:
@@ -164,47 +142,6 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
     )
 
 
-def ported(
-    model: nn.Module, ids: Tensor, *, cache: Any, argument: str | None, fed: int = 0
-) -> tuple[Tensor, Any]:
-    """Call a model on `[1, s]` tokens; return logits `[s, V]` on the CPU, and its cache.
-
-    Args:
-        model: this rank's candidate.
-        ids: on its device.
-        cache: what an earlier call returned, or None for a new one.
-        argument: what the model calls its cache; None to run without.
-        fed: how many tokens it has been given before, for a message.
-
-    Raises:
-        TargetError: the model fails, or returns no logits for each token, or no cache where it is asked.
-    """
-    options = {} if argument is None else {argument: cache, "use_cache": True}
-    try:
-        with torch.no_grad():
-            made = model(input_ids=ids, **options)
-    except Exception as error:  # the port's code may raise anything
-        after = f" after {fed}" if fed else ""
-        raise TargetError(
-            f"the candidate fails on {ids.shape[1]} tokens{after}: {describe(error)}"
-        ) from error
-    logits = made[0] if isinstance(made, tuple) else getattr(made, "logits", made)
-    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
-        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise TargetError(
-            f"the candidate returned {shown} for tokens {list(ids.shape)}; it must return logits of each"
-        )
-    if hasattr(logits, "full_tensor"):
-        logits = logits.full_tensor()
-    back = None if argument is None else _returned_cache(made, argument, cache)
-    if argument is not None and back is None:
-        raise TargetError(
-            f"the candidate takes {argument!r} and returned none when it was called with use_cache=True; "
-            "return the cache beside the logits"
-        )
-    return logits[0].detach().cpu(), back
-
-
 class CacheWatch:
     """Reads the layers of a cache again and again, and sees which tokens changed since."""
 
@@ -218,9 +155,10 @@ class CacheWatch:
 
     def _read(self, number: int, view: LayerView) -> LayerReading:
         seen, rows = view.seen, view.rows()
-        row_bytes, changed = None, None
+        row_bytes, row_values, changed = None, None, None
         if rows is not None and seen is not None and rows[0].shape[2]:
             row_bytes = sum(x[:, :, :1].numel() * x.element_size() for x in rows)
+            row_values = sum(x[:, :, :1].numel() for x in rows)
             changed = self._changed(number, seen - rows[0].shape[2], _marks(rows))
         return LayerReading(
             kind=view.kind,
@@ -230,6 +168,7 @@ class CacheWatch:
             block=view.block,
             size_bytes=sum(sizes_of(view.tensors()).values()),
             row_bytes=row_bytes,
+            row_values=row_values,
             changed=changed,
         )
 
@@ -247,18 +186,6 @@ class CacheWatch:
         return (int(differs[0]) + start, int(differs[-1]) + start) if len(differs) else None
 
 
-def configured_cache(model: nn.Module, total: int) -> Any:
-    """Return the cache that a model's generation configuration asks for; None for the model's own."""
-    asked = getattr(getattr(model, "generation_config", None), "cache_implementation", None)
-    if asked not in ("static", "quantized"):
-        return None
-    library: Any = importlib.import_module("transformers")
-    if asked == "static":
-        return library.StaticCache(config=model.config, max_cache_len=total)
-    options = getattr(model.generation_config, "cache_config", None) or {}
-    return library.QuantizedCache(config=model.config, **{"backend": "fp8", **dict(options)})
-
-
 def _marks(rows: tuple[Tensor, Tensor]) -> np.ndarray[Any, Any]:
     """Return `[T]` int64 that change when bits of a token's keys or values do."""
     total: Any = 0
@@ -271,15 +198,6 @@ def _marks(rows: tuple[Tensor, Tensor]) -> np.ndarray[Any, Any]:
         total = total + (as_bytes * weights).sum(1)
     marks: np.ndarray[Any, Any] = total.cpu().numpy().copy()
     return marks
-
-
-def _returned_cache(made: Any, argument: str, cache: Any) -> Any:
-    if isinstance(made, tuple):
-        return made[1] if len(made) > 1 else cache
-    # transformers warns when the name it gave up is read.
-    names = made.keys() if hasattr(made, "keys") else vars(made) if hasattr(made, "__dict__") else ()
-    name = next((name for name in (argument, "cache", "past_key_values") if name in names), None)
-    return cache if name is None else getattr(made, name)
 
 
 def _sampled(logits: Tensor, generator: torch.Generator) -> int:

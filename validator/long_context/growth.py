@@ -68,12 +68,16 @@ def slope_of(fed: Sequence[int], sizes: Sequence[int]) -> Slope | None:
     return Slope(value=float(found[0]), low=float(found[2]), high=float(found[3]))
 
 
-def memory_growth(drive: Drive, windows: Sequence[int | None]) -> Growth:
+def memory_growth(
+    drive: Drive, windows: Sequence[int | None], token_values: Sequence[int | None] = ()
+) -> Growth:
     """Judge how memory grew over the decode steps of a run.
 
     Args:
         drive: the run.
         windows: of each layer, as the reference has them; empty where they are not known.
+        token_values: numbers that a token takes in each layer of the reference's own cache; empty where that
+            is not known.
     """
     readings = [reading for reading in drive.readings if reading.memory is not None]
     readings = readings[len(readings) // _WARM_UP :]
@@ -103,6 +107,8 @@ def memory_growth(drive: Drive, windows: Sequence[int | None]) -> Growth:
             f"device memory leaks: {device} beside the cache, after warm-up; no tensor that Python code can "
             "reach grows, so that it is kept by compiled code or by a graph of autograd"
         )
+    spread = _spread(drive.readings[-1], token_values) if drive.readings else None
+    problems += [] if spread is None else [spread]
     return Growth(cache=cache, predicted=predicted, others=others, device=device, problems=tuple(problems))
 
 
@@ -120,6 +126,17 @@ def _predicted(readings: Sequence[Reading], windows: Sequence[int | None]) -> fl
             continue
         total += _row_bytes(layer)
     return total
+
+
+def _spread(reading: Reading, token_values: Sequence[int | None]) -> str | None:
+    """Say that a token takes more numbers than in the reference's cache, heads of all ranks counted there."""
+    for number, (layer, values) in enumerate(zip(reading.layers, token_values, strict=False)):
+        if values is not None and layer.row_values is not None and layer.row_values > values:
+            return (
+                f"a token takes {layer.row_values} numbers of the cache of layer {number}, and {values} of the "
+                "reference's: keys and values are kept once for every query head, or on every rank"
+            )
+    return None
 
 
 def _row_bytes(layer: LayerReading) -> float:

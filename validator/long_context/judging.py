@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import nn
 
-from validator.long_context.contexts import Context
+from validator.long_context.contexts import Context, context_of
 from validator.long_context.driving import Drive
 from validator.long_context.growth import Growth, memory_growth
 from validator.long_context.hypotheses import explanation
 from validator.long_context.landmarks import hint, landmarks, told
 from validator.long_context.localising import Culprit, localised
 from validator.long_context.noise import Band, measured_band
-from validator.long_context.observing import LongRun, Seen, context_of_reference, see
+from validator.long_context.observing import LongRun, Seen, see, token_values_of
 from validator.long_context.occupancy import Occupancy, occupancy
 from validator.long_context.position_errors import LIMIT, PositionErrors, position_errors
 from validator.long_context.prefixes import judge_shared_prefix
@@ -82,7 +82,9 @@ def examined(run: LongRun) -> LongContext:
     """
     with tempfile.TemporaryDirectory(prefix="validator-") as name, _quiet():
         target = run.load()
-        context = context_of_reference(target)
+        reference = target.reference()
+        context, token_values = context_of(reference), token_values_of(reference)
+        del reference
         folder = Path(name)
         seen: list[Seen] = on_ranks(see, (run, context), nproc=run.nproc, device=run.device, folder=folder)
         first = seen[0]
@@ -94,7 +96,7 @@ def examined(run: LongRun) -> LongContext:
         across = None if first.across is None else judge(first.across)[0]
     is_shown = any(reading.layers for reading in first.whole.readings)
     held = [_held(each, context) if is_shown else [] for each in seen]
-    growths = [memory_growth(each.whole, context.windows) for each in seen]
+    growths = [memory_growth(each.whole, context.windows, token_values) for each in seen]
     return LongContext(
         context=context,
         argument=first.argument,
@@ -122,7 +124,7 @@ def _quiet() -> AbstractContextManager[None]:
 
 def _held(seen: Seen, context: Context) -> list[Occupancy]:
     drives = [drive for drive in (seen.whole, seen.across) if drive is not None]
-    return [occupancy(drive, context, value_bytes=seen.dtype.itemsize) for drive in drives]
+    return [occupancy(drive, context) for drive in drives]
 
 
 def said_by_rank(problems: Sequence[Sequence[str]]) -> tuple[str, ...]:

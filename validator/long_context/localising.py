@@ -12,7 +12,8 @@ from validator.capturing.reader import open_capture
 from validator.capturing.session import capture_run
 from validator.errors import ValidatorError
 from validator.judging import judged
-from validator.long_context.driving import Drive, cache_argument, configured_cache, device_of, ported
+from validator.long_context.calling import cache_argument, configured_cache, device_of, ported
+from validator.long_context.driving import Drive
 from validator.long_context.observing import LongRun
 from validator.report import facts
 from validator.testing.ranks import on_ranks

@@ -22,7 +22,7 @@ from validator.checks.arithmetic import Arithmetic
 from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor, widened
 from validator.errors import MismatchError, TargetError
-from validator.long_context.driving import device_of
+from validator.long_context.calling import device_of
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
 from validator.target_file import describe

@@ -11,16 +11,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from validator.errors import UsageError
+from validator.errors import TargetError, UsageError
 from validator.faults import parse
-from validator.long_context.contexts import Context, context_of
-from validator.long_context.driving import Drive, cache_argument, drive
+from validator.long_context.cache_views import layer_views
+from validator.long_context.calling import cache_argument, device_of, ported
+from validator.long_context.contexts import Context
+from validator.long_context.driving import CacheWatch, Drive, drive
 from validator.long_context.prefixes import SharedPrefix, share_prefix
 from validator.long_context.schedules import across_the_window, whole_context
 from validator.target import Target, load_target
 from validator.testing.settings import Settings
 
-__all__ = ["LongRun", "Seen", "context_of_reference", "dtype_of", "prompt_of", "see"]
+__all__ = ["LongRun", "Seen", "dtype_of", "prompt_of", "see", "token_values_of"]
 
 _PREFIX = 48
 """Tokens of a shared prefix; two texts of 16 tokens follow it."""
@@ -179,6 +181,18 @@ def _without_logits(seen: Seen) -> Seen:
     return replace(seen, whole=bare(seen.whole), across=bare(seen.across))
 
 
-def context_of_reference(target: Target) -> Context:
-    """Return the context of a target's reference."""
-    return context_of(target.reference())
+def token_values_of(reference: nn.Module) -> tuple[int | None, ...]:
+    """Return how many numbers a token takes in each layer of a model's cache; empty where it shows none."""
+    argument = cache_argument(reference)
+    if argument is None:
+        return ()
+    try:
+        _, cache = ported(
+            reference,
+            torch.ones(1, 2, dtype=torch.int64, device=device_of(reference)),
+            cache=None,
+            argument=argument,
+        )
+    except TargetError:
+        return ()
+    return tuple(layer.row_values for layer in CacheWatch().read(layer_views(cache) or ()))

@@ -26,13 +26,12 @@ class Occupancy:
     problems: tuple[str, ...]
 
 
-def occupancy(drive: Drive, context: Context, *, value_bytes: int) -> Occupancy:
+def occupancy(drive: Drive, context: Context) -> Occupancy:
     """Judge what the cache of a run held.
 
     Args:
         drive: the run, whose cache showed its layers.
         context: of the reference: which layers have a window.
-        value_bytes: of a number in the cache's dtype.
     """
     last = drive.readings[-1]
     wrong: dict[str, list[int]] = {}
@@ -44,11 +43,10 @@ def occupancy(drive: Drive, context: Context, *, value_bytes: int) -> Occupancy:
         if text is not None:
             wrong.setdefault(text, []).append(number)
     problems = [f"the cache of {_layers(numbers)} {text}" for text, numbers in wrong.items()]
-    spread = _spread(last.layers, context, value_bytes)
     return Occupancy(
         held=tuple(layer.held for layer in last.layers),
         size_bytes=sum(layer.size_bytes for layer in last.layers),
-        problems=(*problems, *([] if spread is None else [spread])),
+        problems=tuple(problems),
     )
 
 
@@ -102,17 +100,3 @@ def _keeps_too_much(readings: Sequence[Reading], number: int, window: int | None
         return None
     what = "never evicts" if layer.held == fed else "evicts too late"
     return f"{what}: after {fed} tokens it holds {layer.held}, and its window of {window} needs {window - 1}"
-
-
-def _spread(layers: Sequence[LayerReading], context: Context, value_bytes: int) -> str | None:
-    """Say that a token takes more than all heads of the configuration do."""
-    if context.token_values is None:
-        return None
-    most = max((layer.row_bytes for layer in layers if layer.row_bytes is not None), default=0)
-    whole = context.token_values * value_bytes
-    if most <= whole:
-        return None
-    return (
-        f"a token takes {most} bytes of a layer's cache, {most / whole:.3g} times what the configuration's "
-        "key heads take: keys and values are stored once for every query head, or in a wider dtype"
-    )

@@ -17,7 +17,7 @@ __all__ = ["LIMIT", "PositionErrors", "position_errors"]
 
 LIMIT = 4.0
 """How many times its noise the error of a position may be. In healthy runs it is 0.7 at the median, and its
-logarithms spread by 0.25 (tests/long_context/test_calibration.py holds all families to half of it)."""
+logarithms spread by 0.25 (tests/long_context/test_judging.py holds all families to half of it)."""
 
 _STRETCH = 16
 _OF_STRETCH = 8

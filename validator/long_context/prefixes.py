@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from validator.errors import UsageError
 from validator.long_context.cache_views import layer_views
-from validator.long_context.driving import CacheWatch, cache_argument, device_of, ported
+from validator.long_context.calling import cache_argument, device_of, ported
+from validator.long_context.driving import CacheWatch
 
 __all__ = ["SharedPrefix", "judge_shared_prefix", "share_prefix"]
 

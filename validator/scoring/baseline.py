@@ -75,8 +75,8 @@ def find_baseline(folder: Path, source: str) -> Path | None:
 
     Args:
         folder: of baselines.
-        source: path of the target. For `port.py` it is the candidate of the baseline `port`, or a capture that
-            is called `port.h5`.
+        source: path of the target. For `port.py` it is the candidate of the baseline `port`, or a capture
+            called `port.h5`.
     """
     name = Path(source).stem
     places = (folder / name / "candidate.h5", folder / name / "candidate", folder / f"{name}.h5")

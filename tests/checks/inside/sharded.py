@@ -43,8 +43,9 @@ class Model(nn.Module):
 
 
 def inputs(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """Return what the model is fed."""
-    return {"x": torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(7)).to(dtype)}
+    """Return what the model is fed: the same numbers in each dtype."""
+    x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
+    return {"x": x.to(dtype)}
 
 
 def capture_rank(rank: int, world_size: int, path: Path, uses_dtensor: bool, is_faulty: bool) -> None:

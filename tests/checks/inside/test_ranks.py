@@ -16,7 +16,7 @@ def test_the_operator_and_the_rank_of_a_fault_inside_of_a_sharded_module_are_nam
     tmp_path: Path, rank_pool: Any, uses_dtensor: bool
 ) -> None:
     for name, is_faulty in (("healthy", False), ("faulty", True)):
-        rank_pool(2).run(capture_rank, tmp_path / name, uses_dtensor, is_faulty)
+        rank_pool(2).run(capture_rank, tmp_path / name, uses_dtensor, is_faulty, timeout_s=300)
     reference = Model().eval()
     healthy, faulty = (
         validator.check(reference=reference, candidate=tmp_path / name, inputs=inputs(torch.float32))

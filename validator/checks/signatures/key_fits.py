@@ -100,7 +100,10 @@ class EdgeOfHeads:
         if bool(far.any()) or not bool(outside.any()):
             return None
         off = outside.any(-1)
-        active = off.any(1, keepdim=True) & off.any(2, keepdim=True)
+        # A query of which some channel is no number, or is not judged, says nothing that can be fitted.
+        active = off.any(1, keepdim=True) & off.any(2, keepdim=True) & known.all(-1)
+        if not bool(active.any()):
+            return None
         return cls(
             subject=subject,
             exact=exact,

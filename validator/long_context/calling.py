@@ -1,0 +1,89 @@
+"""Calls of a candidate with a cache, whatever it calls its argument.
+
+Shape legend: s = tokens of a call, V = vocabulary.
+"""
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from validator.errors import TargetError
+from validator.target_file import describe
+
+__all__ = ["cache_argument", "configured_cache", "device_of", "ported"]
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """Return what a model's forward calls its cache, or None where it takes none."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in names), None)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def ported(
+    model: nn.Module, ids: Tensor, *, cache: Any, argument: str | None, fed: int = 0
+) -> tuple[Tensor, Any]:
+    """Call a model on `[1, s]` tokens; return logits `[s, V]` on the CPU, and its cache.
+
+    Args:
+        model: this rank's candidate.
+        ids: on its device.
+        cache: what an earlier call returned, or None for a new one.
+        argument: what the model calls its cache; None to run without.
+        fed: how many tokens it has been given before, for a message.
+
+    Raises:
+        TargetError: the model fails, or returns no logits for each token, or no cache where it is asked.
+    """
+    options = {} if argument is None else {argument: cache, "use_cache": True}
+    try:
+        with torch.no_grad():
+            made = model(input_ids=ids, **options)
+    except Exception as error:  # the port's code may raise anything
+        after = f" after {fed}" if fed else ""
+        raise TargetError(
+            f"the candidate fails on {ids.shape[1]} tokens{after}: {describe(error)}"
+        ) from error
+    logits = made[0] if isinstance(made, tuple) else getattr(made, "logits", made)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise TargetError(
+            f"the candidate returned {shown} for tokens {list(ids.shape)}; it must return logits of each"
+        )
+    if hasattr(logits, "full_tensor"):
+        logits = logits.full_tensor()
+    back = None if argument is None else _returned_cache(made, argument, cache)
+    if argument is not None and back is None:
+        raise TargetError(
+            f"the candidate takes {argument!r} and returned none when it was called with use_cache=True; "
+            "return the cache beside the logits"
+        )
+    return logits[0].detach().cpu(), back
+
+
+def configured_cache(model: nn.Module, total: int) -> Any:
+    """Return the cache that a model's generation configuration asks for; None for the model's own."""
+    asked = getattr(getattr(model, "generation_config", None), "cache_implementation", None)
+    if asked not in ("static", "quantized"):
+        return None
+    library: Any = importlib.import_module("transformers")
+    if asked == "static":
+        return library.StaticCache(config=model.config, max_cache_len=total)
+    options = getattr(model.generation_config, "cache_config", None) or {}
+    return library.QuantizedCache(config=model.config, **{"backend": "fp8", **dict(options)})
+
+
+def _returned_cache(made: Any, argument: str, cache: Any) -> Any:
+    if isinstance(made, tuple):
+        return made[1] if len(made) > 1 else cache
+    # transformers warns when the name it gave up is read.
+    names = made.keys() if hasattr(made, "keys") else vars(made) if hasattr(made, "__dict__") else ()
+    name = next((name for name in (argument, "cache", "past_key_values") if name in names), None)
+    return cache if name is None else getattr(made, name)
