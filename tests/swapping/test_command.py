@@ -31,7 +31,7 @@ def test_the_command_names_the_module_and_exits_with_1(tmp_path: Path) -> None:
         (["--swap", "--nproc", "2"], "--swap puts modules of both sides into one process, and --nproc is 2"),
         (["--swap", "--metric", "mse"], "there are kl, kl-max, perplexity, flips and token:POSITION"),
         (["--swap", "--limit", "-1"], "give a positive number"),
-        (["--swap", "--keep", "run"], "--keep stores or reads captures"),
+        (["--swap", "--keep", "run"], "--keep is about captures, and --swap runs hybrids"),
         (["--options", "none.toml"], "--options 'none.toml' can't be read"),
         (["--options", "none.toml", "--module", "up"], "give one"),
     ],
