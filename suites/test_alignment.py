@@ -1,6 +1,6 @@
 """The port computes what its reference computes: parameters, layers, texts, distributions, perplexity.
 
-    validator run alignment --validator-target port.py
+    validator run alignment --target port.py
 
 The layers are judged one by one on the target's inputs. Then the reference continues beginnings of these
 inputs, greedily and by sampling, and the port follows; both read a short text. All of it is held to what

@@ -1,6 +1,6 @@
 """The port gives the same bits again, or differs no further than rounding explains.
 
-    validator run determinism --validator-target port.py
+    validator run determinism --target port.py
 
 What may change with the bits depends on what changes with the run: nothing where nothing does (D0); the order
 of sums where the batch (D1) or the number of cards (D2) is another, and then the float64 oracle says whether

@@ -1,6 +1,6 @@
 """Long contexts: chunked prefill, then decoding, with what the port's cache and memory do meanwhile.
 
-    validator run long_context --validator-target port.py
+    validator run long_context --target port.py
 
 A short run crosses the edge of the smallest window, boundaries of cache blocks, and position 256. With
 `--validator-long` it goes up to the model's last position, which takes the reference long as well.

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import validator
 from tests.align.build import Recorder
 from tests.checks.build import captured, check, feed, traced
 from validator.align.builder import build_trace
@@ -131,6 +133,20 @@ def test_what_kind_of_check_an_edge_had() -> None:
         (Check.FUNCTION, "linear", None, ""),
         (Check.WIRING, "", None, ""),
     ]
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.ALIGNED), (1.01, Verdict.DIVERGENT)])
+def test_what_a_run_is_fed_with_may_be_rounded_once_and_no_more(
+    factor: float, verdict: Verdict, tmp_path: Path
+) -> None:
+    given = hidden().float() * 1.003
+    with validator.capture(candidate := Leaf().bfloat16(), tmp_path / "candidate.h5"):
+        candidate((given * factor).bfloat16())
+    result = validator.check(
+        reference=Leaf(), candidate=tmp_path / "candidate.h5", inputs={"x": given}, recipe=FUSED
+    )
+    assert result.verdict is verdict
+    assert {finding.check for finding in result.findings} <= {Check.INPUT}
 
 
 class Positions(nn.Module):

@@ -129,7 +129,11 @@ class EdgeJudge:
         cand = edge.cand
         judged = self._judged(code, edge)
         if edge.depth == 0 or not cand.data.is_floating_point():
-            assessment = judge_equal(exact=edge.exact, cand=cand.data, judged=judged, dims=cand.dims)
+            exact = edge.exact
+            if check is Check.INPUT and cand.data.is_floating_point():
+                # What a run is fed with may be rounded once, to the format that the candidate takes.
+                exact = round_nearest(exact, format_of(cand.data.dtype))
+            assessment = judge_equal(exact=exact, cand=cand.data, judged=judged, dims=cand.dims)
             verdict = _verdict(assessment)
             op = None if verdict is None else self._op(code, edge)
             ruling = Ruling(check=check, assessment=assessment, verdict=verdict, judged=judged, op=op)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from validator.determinism.batches import NotBatchedError, batch_of
 from validator.determinism.variants import Variant
 from validator.errors import TargetError
-from validator.long_context.driving import cache_argument
+from validator.long_context.calling import cache_argument
 from validator.runs import copied
 from validator.target import Target, moved
 from validator.target_file import describe

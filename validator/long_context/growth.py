@@ -133,8 +133,8 @@ def _spread(reading: Reading, token_values: Sequence[int | None]) -> str | None:
     for number, (layer, values) in enumerate(zip(reading.layers, token_values, strict=False)):
         if values is not None and layer.row_values is not None and layer.row_values > values:
             return (
-                f"a token takes {layer.row_values} numbers of the cache of layer {number}, and {values} of the "
-                "reference's: keys and values are kept once for every query head, or on every rank"
+                f"a token takes {layer.row_values} numbers of the cache of layer {number}, and {values} of "
+                "the reference's: keys and values are kept once for every query head, or on every rank"
             )
     return None
 

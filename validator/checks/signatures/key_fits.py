@@ -41,6 +41,10 @@ DETERMINED = 0.25
 """Standard error up to which a share tells 0 from 1."""
 
 
+_BY_HEADS = 4
+"""Dims of what attention makes: batch, heads, queries, channels."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attended:
     """What an attention does with its keys, in float64.
@@ -86,6 +90,8 @@ class EdgeOfHeads:
     def of(cls, subject: Subject, attended: Attended) -> "EdgeOfHeads | None":
         """Take an edge apart; None where it is not the attention's output alone."""
         output = attended.weights.where(attended.seen, 0.0) @ attended.values
+        if output.ndim != _BY_HEADS:
+            return None
         batch, heads, queries, channels = output.shape
         if subject.exact.shape[:-1].numel() * subject.exact.shape[-1] != output.numel():
             return None
