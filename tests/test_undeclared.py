@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.checks.build import check
+from tests.selecting import cases
 from validator.checks.findings import Arm, Finding, Verdict
 from validator.emulate import Emulation, emulate_module
 from validator.numerics.recipes import RECIPES
@@ -479,7 +480,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", cases(DTYPES, quick=lambda dtype: dtype is torch.bfloat16))
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_no_precision_that_was_not_declared(name: str, dtype: torch.dtype) -> None:
     reference, spoiled, guilty = FAULTS[name]
@@ -491,7 +495,7 @@ def test_a_fault_is_no_precision_that_was_not_declared(name: str, dtype: torch.d
     assert {f.verdict for f in found} == {Verdict.DIVERGENT}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reference", [Mlp, Attention, GemmaNorm, Router, Block])
 def test_what_is_computed_as_in_the_reference_has_no_finding(
     reference: type[nn.Module], dtype: torch.dtype

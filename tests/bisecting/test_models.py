@@ -63,7 +63,12 @@ ATTENTION = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attentio
     ("plant", "module", "ops"),
     [
         ("attn-scale:layer=4,factor=1.5", "model.layers.4.self_attn", ATTENTION),
-        ("norm-eps:layer=2,eps=0.05", "model.layers.2.input_layernorm", {"add"}),
+        pytest.param(
+            "norm-eps:layer=2,eps=0.05",
+            "model.layers.2.input_layernorm",
+            {"add"},
+            marks=pytest.mark.slow,
+        ),
         ("act-gelu:layer=3", "model.layers.3.mlp.act_fn", {"silu", "gelu"}),
     ],
     ids=["attn-scale", "norm-eps", "act-gelu"],

@@ -129,7 +129,12 @@ def test_a_healthy_sharded_port_is_aligned(captures: Captures, rank_pool: Callab
 @pytest.mark.parametrize(
     ("family", "fault"),
     [
-        pytest.param(family, fault, id=f"{family}-{fault.partition(':')[0]}")
+        pytest.param(
+            family,
+            fault,
+            id=f"{family}-{fault.partition(':')[0]}",
+            marks=() if family == "llama" else pytest.mark.slow,
+        )
         for family in ("llama", "qwen3", "gemma2")
         for fault in FAULTS
         # Gemma 2 has norms around its branches, and GELU by itself.

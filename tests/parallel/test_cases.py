@@ -1,6 +1,5 @@
 """Ports that are split over ranks, healthy and faulty, as `make detection` judges them."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,18 @@ import pytest
 from tests.parallel.cases import FAULTY, HEALTHY, PortCase
 from tests.parallel.ports import assert_aligned, judged
 from tests.ranks import RankPool
+from tests.selecting import cases
 
 Pool = Callable[[int], RankPool]
 
-# Cases of a kind of parallelism that `make test` runs, healthy ones and faults each; the others are slow.
-QUICK = 2
+
+def first_of_kinds(chosen: Sequence[PortCase]) -> list[Any]:
+    """Return cases as arguments of a test; `make test` runs the first of each kind of parallelism."""
+    first = {case.kind: case.label for case in reversed(chosen)}
+    return cases(chosen, quick=lambda case: first[case.kind] == case.label, label=lambda case: case.label)
 
 
-def cases(chosen: Sequence[PortCase]) -> list[Any]:
-    """Return cases as arguments of a test."""
-    before = Counter[str]()
-    params = []
-    for case in chosen:
-        marks = () if before[case.kind] < QUICK else pytest.mark.slow
-        before[case.kind] += 1
-        params.append(pytest.param(case, id=case.label, marks=marks))
-    return params
-
-
-@pytest.mark.parametrize("case", cases(HEALTHY))
+@pytest.mark.parametrize("case", first_of_kinds(HEALTHY))
 def test_a_healthy_port_is_aligned_and_all_of_it_is_checked(
     case: PortCase, tmp_path: Path, rank_pool: Pool
 ) -> None:
@@ -39,7 +31,9 @@ def test_a_healthy_port_is_aligned_and_all_of_it_is_checked(
 ONE_PROCESS_HAS_THEM = "routed expert"
 
 
-@pytest.mark.parametrize("case", cases([case for case in FAULTY if case.kind != ONE_PROCESS_HAS_THEM]))
+@pytest.mark.parametrize(
+    "case", first_of_kinds([case for case in FAULTY if case.kind != ONE_PROCESS_HAS_THEM])
+)
 def test_a_fault_is_named_with_its_module_its_rank_and_its_kind(
     case: PortCase, tmp_path: Path, rank_pool: Pool
 ) -> None:

@@ -1,9 +1,6 @@
 """The faults of the registry, with what must be said of each and the stimulus that shows it."""
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from tests.planted import (
     accumulation,
@@ -24,6 +21,7 @@ from tests.planted import (
     weights,
 )
 from tests.planted.expectation import LAYERS, Expectation, GuiltyEdge
+from tests.selecting import cases
 
 __all__ = ["FAULTS", "KINDS", "LAYERS", "Expectation", "GuiltyEdge", "expected"]
 
@@ -56,18 +54,16 @@ FAULTS = tuple(fault for faults in KINDS.values() for fault in faults)
 def expected(*, tp: int) -> list[Any]:
     """Return the faults of candidates on so many ranks as arguments of a test.
 
-    Of each kind every check and signature that must name one is tried once; the other faults are marked slow.
+    Every kind is tried once, and so are every check and signature that must name a fault; the other faults
+    are marked slow.
     """
-    return [
-        pytest.param(fault, id=fault.fault, marks=() if is_new else pytest.mark.slow)
-        for faults in KINDS.values()
-        for fault, is_new in _told([fault for fault in faults if fault.tp == tp])
-    ]
-
-
-def _told(faults: list[Expectation]) -> Iterator[tuple[Expectation, bool]]:
-    seen = set()
-    for fault in faults:
-        how = (fault.checks, fault.signature)
-        yield fault, how not in seen
-        seen.add(how)
+    seen: set[object] = set()
+    found = []
+    for kind, faults in KINDS.items():
+        for fault in faults:
+            if fault.tp == tp:
+                tells = {kind, (fault.checks, fault.signature)}
+                found.append((fault, not tells <= seen))
+                seen |= tells
+    quick = {fault.fault for fault, is_new in found if is_new}
+    return cases((fault for fault, _ in found), quick=lambda f: f.fault in quick, label=lambda f: f.fault)
