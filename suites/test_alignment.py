@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from validator.errors import MismatchError
 from validator.report.result import Result
 from validator.scoring.alignment import Plan, Scores, score_target
-from validator.scoring.baseline import find_baseline
+from validator.scoring.baseline import find_baseline, read_logits, readable_baseline
 from validator.scoring.layers import blame, parameters_judged, wrong_parameters
 from validator.scoring.samples import ranked, read_files
 from validator.scoring.sampling import Sampling
@@ -57,7 +58,7 @@ def test_the_sampler_gives_the_distribution_that_it_is_asked_for(validation: Val
     if not found:
         validation.not_applicable("the target has no process_logits, the port's own sampler")
     for sampler in found:
-        validation.figure("sampled steps", sampler.steps)
+        validation.figure(f"sampled steps, {sampler.sampling}", sampler.steps)
         validation.require(not sampler.problems, "\n".join(sampler.problems))
 
 
@@ -92,8 +93,21 @@ def test_perplexity_is_that_of_the_reference(validation: Validation) -> None:
 
 def test_distributions_are_those_of_the_baseline(validation: Validation) -> None:
     """The distribution of the next token is that of an earlier version, but for what rounding explains."""
-    if find_baseline(validation.settings.baselines, validation.settings.target or "") is None:
-        validation.not_applicable(f"no capture of the port in {validation.settings.baselines}")
+    settings = validation.settings
+    path = find_baseline(settings.baselines, validation.source)
+    if path is None:
+        if not settings.names_baselines:
+            validation.not_applicable("no folder of baselines is named: --validator-baselines")
+        name = Path(validation.source).stem
+        validation.fail(
+            f"there is no baseline {name!r} in {settings.baselines}: record it with `validator baseline "
+            f"record {name} {validation.source}:candidate --baselines {settings.baselines}`, review and "
+            "commit it"
+        )
+    try:
+        read_logits(path)
+    except MismatchError as error:
+        validation.inconclusive(str(error))
     scores = scored(validation)
     found = scores.versus_baseline
     if found is None:
@@ -121,7 +135,7 @@ def checked(validation: Validation) -> Result:
 
 def scored(validation: Validation) -> Scores:
     """Return the scores of texts, made once."""
-    found = find_baseline(validation.settings.baselines, validation.source)
+    found = readable_baseline(validation.settings.baselines, validation.source)
     scores = validation.shared(_score, validation.source, tuple(validation.settings.options.items()), found)
     validation.require(not scores.unequal_ranks, scores.problems[0] if scores.problems else "")
     return scores

@@ -9,6 +9,8 @@ rounding explains both runs. A failure names the first tensor that differs and t
 sees that.
 """
 
+from collections import Counter
+
 import pytest
 
 from validator.determinism.records import Answer
@@ -64,11 +66,11 @@ def counts(validation: Validation) -> tuple[int, ...]:
 
 def hold(validation: Validation, *answers: Answer) -> None:
     """Fail with the first problem, or because nothing was compared or the control was not seen."""
+    told = Counter[str]()
     for answer in answers:
-        for name, value in answer.figures.items():
-            validation.figure(name, value)
-        for note in answer.notes:
-            validation.figure("note", note)
+        for name, value in [*answer.figures.items(), *(("note", note) for note in answer.notes)]:
+            told[name] += 1
+            validation.figure(name if told[name] == 1 else f"{name} {told[name]}", value)
         for problem in answer.problems:
             evidence = {"behind it": problem.cause} if problem.cause else {}
             validation.fail(problem.text, module=problem.module, rank=problem.rank, evidence=evidence)

@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from validator.cli import app
-from validator.inventory import inventory_of, model_inventory
+from validator.inventory import Inventory, inventory_of, model_inventory
 
 PORT = """
 import torch
@@ -61,6 +61,22 @@ def test_names_that_one_side_has_alone_are_noted_and_are_no_problem(tmp_path: Pa
     notes = found.to_json()["notes"]
     assert "4 parameters of the candidate alone by name, such as 1.gate.weight" in notes[1]
     assert found.exit_code == 0
+
+
+def test_of_several_ranks_the_names_of_all_are_counted_and_plain_tensors_as_a_rank_has_them() -> None:
+    first = nn.Sequential(nn.Linear(4, 2, bias=False))
+    second = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(4, 4, bias=False))
+    whole = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    found = Inventory(
+        source="port.py",
+        reference=model_inventory(whole, side="reference"),
+        candidate=tuple(model_inventory(m, side="candidate", rank=r) for r, m in enumerate((first, second))),
+    )
+    assert found.parameters == {"0.weight": 12, "1.weight": 16}
+    assert found.summary == "3 modules and 32 parameters, the candidate 3 a rank and 28 on 2 ranks"
+    notes = found.to_json()["notes"]
+    assert not any("alone by name" in note for note in notes)
+    assert any("plain tensors, of which a rank's own elements are counted" in note for note in notes)
 
 
 def test_a_parameter_that_is_shared_is_counted_once_and_named() -> None:

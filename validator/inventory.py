@@ -32,7 +32,8 @@ class ModuleClass:
     Attributes:
         name: of the class.
         count: how many modules.
-        parameters: elements of their own parameters, shards put together.
+        parameters: elements of their own parameters; of a DTensor all, of another tensor those that this rank
+            has.
     """
 
     name: str
@@ -48,12 +49,14 @@ class SideInventory:
         side: `"reference"` or `"candidate"`.
         rank: of the process that holds it.
         classes: the modules, by class, in the order of their first one.
-        parameters: elements by name of the parameter, shards put together.
+        parameters: elements by name of the parameter; of a DTensor all, of another tensor those that this
+            rank has.
         dtypes: elements by format.
         local_bytes: of the parameters and buffers that this rank holds.
         devices: where they lie.
         shared: names of the parameters that are one tensor with an earlier one, by that one's name.
         sharded: how many parameters are DTensors with a shard.
+        plain: how many parameters are no DTensors.
         problems: sentences about what can't be right.
     """
 
@@ -66,6 +69,7 @@ class SideInventory:
     devices: tuple[str, ...]
     shared: Mapping[str, tuple[str, ...]]
     sharded: int
+    plain: int
     problems: tuple[str, ...] = ()
 
     @property
@@ -83,10 +87,36 @@ class Inventory:
     candidate: tuple[SideInventory, ...]
 
     @property
+    def sides(self) -> tuple[SideInventory, ...]:
+        """The reference, and the candidate of each rank."""
+        return (self.reference, *self.candidate)
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What can't be right, on either side."""
-        sides = (self.reference, *self.candidate)
-        return tuple(dict.fromkeys(problem for side in sides for problem in side.problems))
+        return tuple(dict.fromkeys(problem for side in self.sides for problem in side.problems))
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Elements of the candidate's parameters by name, of all ranks: as the rank has it that has most."""
+        found: dict[str, int] = {}
+        for side in self.candidate:
+            for name, size in side.parameters.items():
+                found[name] = max(size, found.get(name, 0))
+        return found
+
+    @property
+    def classes(self) -> dict[str, ModuleClass]:
+        """The candidate's modules by class, each as the rank has it that has most of them."""
+        found: dict[str, ModuleClass] = {}
+        for one in (one for side in self.candidate for one in side.classes):
+            best = found.get(one.name, one)
+            found[one.name] = ModuleClass(
+                name=one.name,
+                count=max(one.count, best.count),
+                parameters=max(one.parameters, best.parameters),
+            )
+        return found
 
     @property
     def exit_code(self) -> int:
@@ -96,12 +126,14 @@ class Inventory:
     @property
     def summary(self) -> str:
         """One sentence."""
-        ours, theirs = self.reference, self.candidate[0]
-        ranks = f" on {len(self.candidate)} ranks" if len(self.candidate) > 1 else ""
+        ours = self.reference
+        modules = max(sum(one.count for one in side.classes) for side in self.candidate)
+        elements = _short_count(sum(self.parameters.values()))
+        several = len(self.candidate) > 1
+        theirs = f"{modules} a rank and {elements} on {len(self.candidate)} ranks"
         return (
-            f"{sum(c.count for c in ours.classes)} modules and {_million(ours.total)} parameters, "
-            "the candidate "
-            f"{sum(c.count for c in theirs.classes)} and {_million(theirs.total)}{ranks}"
+            f"{sum(c.count for c in ours.classes)} modules and {_short_count(ours.total)} parameters, "
+            f"the candidate {theirs if several else f'{modules} and {elements}'}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -133,36 +165,43 @@ class Inventory:
         for name in ("reference", "candidate", "parameters", "in the candidate"):
             table.add_column(name, justify="right", no_wrap=True)
         ours = {found.name: found for found in self.reference.classes}
-        theirs = {found.name: found for found in self.candidate[0].classes}
+        theirs = self.classes
         for name in dict.fromkeys([*ours, *theirs]):
             cells = [name]
             cells += [str(side[name].count) if name in side else "" for side in (ours, theirs)]
-            cells += [_million(side[name].parameters) if name in side else "" for side in (ours, theirs)]
+            cells += [_short_count(side[name].parameters) if name in side else "" for side in (ours, theirs)]
             table.add_row(*(Text(phrases.printable(cell)) for cell in cells))
         return table
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for side in (self.reference, *self.candidate):
             label = side.side if side.side == "reference" else f"candidate, rank {side.rank}"
-            formats = ", ".join(f"{_million(count)} {dtype}" for dtype, count in side.dtypes.items())
+            formats = ", ".join(f"{_short_count(count)} {dtype}" for dtype, count in side.dtypes.items())
             yield label, f"{formats}; {decimal(side.local_bytes)} on {', '.join(side.devices) or 'no device'}"
         yield from (("note", note) for note in self._notes())
         yield from (("problem", problem) for problem in self.problems)
 
     def _notes(self) -> Iterator[str]:
-        ours, theirs = self.reference, self.candidate[0]
-        for side, other, name in ((ours, theirs, "reference"), (theirs, ours, "candidate")):
-            alone = [parameter for parameter in side.parameters if parameter not in other.parameters]
+        theirs = self.candidate[0]
+        ours, both = self.reference.parameters, self.parameters
+        for own, other, name in ((ours, both, "reference"), (both, ours, "candidate")):
+            alone = [parameter for parameter in own if parameter not in other]
             if alone:
                 yield (
                     f"{phrases.count(len(alone), 'parameter')} of the {name} alone by name, such as "
                     f"{phrases.listing(alone, _SHOWN)}: renamed or fused ones are matched by the check"
                 )
-        for side in (ours, theirs):
+        for side in (self.reference, theirs):
             for first, others in side.shared.items():
                 yield f"in the {side.side} {first} is also {phrases.listing(list(others), _SHOWN)}"
         if theirs.sharded:
-            yield f"{theirs.sharded} parameters of the candidate are sharded DTensors"
+            sharded = phrases.count(theirs.sharded, "parameter")
+            yield f"{sharded} of the candidate: sharded DTensors, counted whole"
+        if theirs.plain and len(self.candidate) > 1:
+            yield (
+                f"{phrases.count(theirs.plain, 'parameter')} of the candidate: plain tensors, of which a "
+                "rank's own elements are counted; the check finds out which are shards"
+            )
 
 
 def inventory_of(
@@ -228,6 +267,7 @@ def model_inventory(model: nn.Module, *, side: str, rank: int = 0) -> SideInvent
         devices=tuple(dict.fromkeys(str(tensor.device) for tensor in local)),
         shared=_shared(model),
         sharded=sum(isinstance(p, DTensor) and p.to_local().shape != p.shape for p in parameters.values()),
+        plain=sum(not isinstance(p, DTensor) for p in parameters.values()),
         problems=tuple(_problems(model, side)),
     )
 
@@ -258,7 +298,7 @@ def _problems(model: nn.Module, side: str) -> Iterator[str]:
     if without:
         yield (
             f"{phrases.count(len(without), 'tensor')} of the {side} on the meta device, without values: "
-            f"{phrases.listing(without, _SHOWN)}; load the weights before the model is returned"
+            f"{phrases.listing(without, _SHOWN)}; load the weights before {side}() returns the model"
         )
     broken = [name for name, parameter in model.named_parameters() if _has_no_number(parameter)]
     if broken:
@@ -275,7 +315,7 @@ def _has_no_number(parameter: torch.Tensor) -> bool:
     return not bool(torch.isfinite(local).all())
 
 
-def _million(count: int) -> str:
+def _short_count(count: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"

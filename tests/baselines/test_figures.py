@@ -2,18 +2,23 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from validator.baselines.checking import check_figures
 from validator.baselines.figures import FigureVerdict, judge_figures, read_figures
 from validator.baselines.recording import record_figures
-from validator.baselines.records import Figure
 from validator.checks.findings import Verdict
 from validator.errors import CaptureError, UsageError
+from validator.testing.records import Figure
 
 RUN = {"hardware": [{"cpu": "one", "devices": []}], "software": {"torch": "2.12.0"}}
 OTHER = {"hardware": [{"cpu": "two", "devices": []}], "software": {"torch": "2.12.0"}}
+
+
+def figure(value: float | str, **fields: Any) -> Figure:
+    return Figure(name="f", value=value, **fields)
 
 
 def one(then: Figure, now: Figure, *, another_machine: bool = False) -> FigureVerdict:
@@ -21,45 +26,45 @@ def one(then: Figure, now: Figure, *, another_machine: bool = False) -> FigureVe
     return judged.verdict
 
 
-def written(path: Path, figures: dict[str, object], run: dict[str, object] = RUN) -> Path:
-    path.write_text(json.dumps({"figures": figures, "run": run}))
+def written(path: Path, figures: dict[str, object], run: dict[str, object] = RUN, **others: object) -> Path:
+    path.write_text(json.dumps({"figures": figures, "run": run, **others}))
     return path
 
 
 def test_a_figure_may_move_by_what_both_errors_explain_and_no_further() -> None:
-    then = Figure(value=3.0, unit="nat", error=0.1)
-    assert one(then, Figure(value=3.3, unit="nat", error=0.1)) is FigureVerdict.EXPLAINED
-    assert one(then, Figure(value=5.0, unit="nat", error=0.1)) is FigureVerdict.CHANGED
+    then = figure(3.0, unit="nat", error=0.1)
+    assert one(then, figure(3.3, unit="nat", error=0.1)) is FigureVerdict.EXPLAINED
+    assert one(then, figure(5.0, unit="nat", error=0.1)) is FigureVerdict.CHANGED
 
 
 def test_a_figure_that_became_nan_is_changed() -> None:
-    assert one(Figure(value=3.0, error=0.1), Figure(value=float("nan"), error=0.1)) is FigureVerdict.CHANGED
+    assert one(figure(3.0, error=0.1), figure(float("nan"), error=0.1)) is FigureVerdict.CHANGED
 
 
 def test_a_change_that_nothing_explains_is_unknown_and_the_same_number_is_the_same() -> None:
-    assert one(Figure(value=3), Figure(value=4)) is FigureVerdict.UNKNOWN
-    assert one(Figure(value=3), Figure(value=3)) is FigureVerdict.SAME
+    assert one(figure(3), figure(4)) is FigureVerdict.UNKNOWN
+    assert one(figure(3), figure(3)) is FigureVerdict.SAME
 
 
 def test_words_must_be_the_same() -> None:
-    assert one(Figure(value="D0"), Figure(value="D1")) is FigureVerdict.CHANGED
+    assert one(figure("D0"), figure("D1")) is FigureVerdict.CHANGED
 
 
 def test_another_unit_is_a_change() -> None:
-    assert one(Figure(value=3.0, unit="ms"), Figure(value=3.0, unit="s")) is FigureVerdict.CHANGED
+    assert one(figure(3.0, unit="ms"), figure(3.0, unit="s")) is FigureVerdict.CHANGED
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "tokens/s", "MiB", "B/token"])
 def test_speed_and_memory_of_another_machine_are_refused(unit: str) -> None:
-    assert one(Figure(value=1.0, unit=unit), Figure(value=1.0, unit=unit), another_machine=True) is (
+    assert one(figure(1.0, unit=unit), figure(1.0, unit=unit), another_machine=True) is (
         FigureVerdict.REFUSED
     )
-    assert one(Figure(value=1.0, unit=unit), Figure(value=9.0, unit=unit)) is FigureVerdict.MEASURED
+    assert one(figure(1.0, unit=unit), figure(9.0, unit=unit)) is FigureVerdict.MEASURED
 
 
 def test_measurements_that_part_not_by_chance_are_told() -> None:
-    then = Figure(value=1.0, unit="s", samples=tuple(1 + 0.01 * n for n in range(12)))
-    slower = Figure(value=2.0, unit="s", samples=tuple(2 + 0.01 * n for n in range(12)))
+    then = figure(1.0, unit="s", samples=tuple(1 + 0.01 * n for n in range(12)))
+    slower = figure(2.0, unit="s", samples=tuple(2 + 0.01 * n for n in range(12)))
     (parted,) = judge_figures({"f": then}, {"f": slower}, another_machine=False)
     (alike,) = judge_figures({"f": then}, {"f": then}, another_machine=False)
     assert "2 of what it was; not by chance" in parted.why
@@ -107,6 +112,40 @@ def test_speed_alone_of_another_machine_is_refused_and_beside_others_leaves_it_o
     found = check_figures("both", written(tmp_path / "d.json", both, OTHER), folder=tmp_path)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert [str(difference) for difference in found.differences] == ["hardware cpu one, now two"]
+
+
+def test_speed_alone_of_the_same_machine_is_measured_and_not_judged(tmp_path: Path) -> None:
+    speed = {"value": 9.0, "unit": "tokens/s"}
+    record_figures("speed", written(tmp_path / "a.json", {"speed": speed}), folder=tmp_path)
+    found = check_figures("speed", written(tmp_path / "b.json", {"speed": speed}), folder=tmp_path)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.summary.startswith("inconclusive against speed: ")
+    assert "measured, not judged" in found.summary
+    both = {"speed": speed, "kl": {"value": 0.5}}
+    record_figures("both", written(tmp_path / "c.json", both), folder=tmp_path)
+    found = check_figures("both", written(tmp_path / "d.json", both), folder=tmp_path)
+    assert found.verdict is Verdict.ALIGNED
+    assert found.summary == "what both was; speed and memory are told, not judged"
+
+
+@pytest.mark.parametrize("verdict", ["failed", "inconclusive", "could_not_run"])
+def test_figures_of_suites_that_did_not_pass_are_no_baseline(tmp_path: Path, verdict: str) -> None:
+    path = written(tmp_path / "a.json", {"kl": {"value": 0.5}}, verdict=verdict)
+    with pytest.raises(UsageError, match=f"ended '{verdict}', and only figures of a port that passed"):
+        record_figures("scores", path, folder=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+    passed = written(tmp_path / "b.json", {"kl": {"value": 0.5}}, verdict="passed")
+    record_figures("scores", passed, folder=tmp_path / "kept")
+    assert check_figures("scores", path, folder=tmp_path / "kept").notes
+
+
+def test_settings_are_conditions_of_figures(tmp_path: Path) -> None:
+    kl: dict[str, object] = {"kl": {"value": 0.5, "error": 0.1}}
+    then = {"target": "port.py", "dtype": "bfloat16", "reports": "out"}
+    record_figures("scores", written(tmp_path / "a.json", kl, settings=then), folder=tmp_path)
+    now = then | {"dtype": "float16", "reports": None}
+    found = check_figures("scores", written(tmp_path / "b.json", kl, settings=now), folder=tmp_path)
+    assert [str(one) for one in found.differences] == ["settings dtype bfloat16, now float16"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"figures": {}}', '{"figures": {"a": {"value": null}}}'])

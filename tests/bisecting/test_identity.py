@@ -48,6 +48,18 @@ def test_a_change_shows_where_the_target_imports_it(changed: str, is_another: bo
     assert (content_of(target) != before) is is_another
 
 
+def test_modules_of_other_folders_belong_to_a_target_where_they_are_named(
+    target: Path, tmp_path: Path
+) -> None:
+    beside = tmp_path / "elsewhere"
+    beside.mkdir()
+    (beside / "missing.py").write_text("x = 1")
+    before = content_of(target, beside=(beside,))
+    (beside / "missing.py").write_text("x = 2")
+    assert content_of(target, beside=(beside,)) != before
+    assert content_of(target) == content_of(target)
+
+
 def test_small_files_of_a_checkpoint_are_read_and_of_large_ones_size_and_time_are_enough(
     tmp_path: Path,
 ) -> None:

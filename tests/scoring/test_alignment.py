@@ -1,15 +1,16 @@
 """What a candidate generates and reads is compared with the reference, and with an earlier version."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from validator.baselines.recording import RunOptions, record_run
 from validator.content import content_path
 from validator.errors import MismatchError, UsageError
 from validator.scoring.alignment import Plan, score_target
-from validator.scoring.baseline import find_baseline, read_baseline
-from validator.target_capture import capture_target
+from validator.scoring.baseline import find_baseline, read_logits, readable_baseline
 
 PORT = str(content_path("examples", "tiny_dense.py"))
 PLAN = Plan(prompts=2, prompt_tokens=12, steps=4, windows=2, window_tokens=24)
@@ -17,8 +18,13 @@ PLAN = Plan(prompts=2, prompt_tokens=12, steps=4, windows=2, window_tokens=24)
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("baselines") / "tiny_dense.h5"
-    return capture_target(PORT, "candidate", path, include=("",), proof=False)
+    return record(tmp_path_factory.mktemp("baselines"), "candidate", include=("",))
+
+
+def record(folder: Path, side: str, **options: Any) -> Path:
+    run = RunOptions(dtype="bfloat16", **options)
+    assert record_run("tiny_dense", PORT, side, folder=folder, options=run, noise=8).exit_code == 0
+    return folder / "tiny_dense"
 
 
 def test_a_healthy_candidate_is_aligned_with_the_reference_and_with_its_earlier_version(
@@ -40,7 +46,7 @@ def test_a_healthy_candidate_is_aligned_with_the_reference_and_with_its_earlier_
 
 def test_a_candidate_that_changed_is_told_from_its_earlier_version(captured: Path) -> None:
     scores = score_target(PORT, plan=PLAN, baseline=captured, plant="rope-sign:layer=1")
-    assert any("the KL divergence from the baseline tiny_dense.h5" in text for text in scores.problems)
+    assert any("the KL divergence from the baseline tiny_dense" in text for text in scores.problems)
 
 
 def test_a_baseline_is_found_by_the_name_of_the_target(captured: Path, tmp_path: Path) -> None:
@@ -48,20 +54,30 @@ def test_a_baseline_is_found_by_the_name_of_the_target(captured: Path, tmp_path:
     assert find_baseline(captured.parent, "other.py") is None
     (tmp_path / "other").mkdir()
     assert find_baseline(tmp_path, "other.py") is None
-    (tmp_path / "other" / "candidate").mkdir()
-    assert find_baseline(tmp_path, "other.py") == tmp_path / "other" / "candidate"
+    assert readable_baseline(captured.parent, "tiny_dense.py") == captured
 
 
 def test_a_baseline_holds_the_tokens_and_logits_of_its_first_call(captured: Path) -> None:
-    stored = read_baseline(captured)
+    stored = read_logits(captured)
     assert stored.ids.dtype is torch.int64
     assert stored.logits.shape == (*stored.ids.shape, 256)
 
 
-def test_a_capture_without_the_models_own_call_is_no_baseline(tmp_path: Path) -> None:
-    path = capture_target(PORT, "candidate", tmp_path / "norms.h5", include=("model.norm",), proof=False)
-    with pytest.raises(MismatchError, match="does not hold input_ids and logits"):
-        read_baseline(path)
+@pytest.mark.parametrize(
+    ("side", "include", "message"),
+    [
+        ("reference", "", "holds no run of the candidate"),
+        ("candidate", "model.norm", "does not hold input_ids and logits"),
+    ],
+)
+def test_a_baseline_without_the_candidates_own_call_says_what_to_record(
+    tmp_path: Path, side: str, include: str, message: str
+) -> None:
+    path = record(tmp_path, side, include=(include,))
+    with pytest.raises(MismatchError, match=message) as raised:
+        read_logits(path)
+    assert f"`validator baseline record tiny_dense {PORT}:candidate --update" in str(raised.value)
+    assert readable_baseline(tmp_path, PORT) is None
 
 
 @pytest.mark.parametrize("name", ["prompts", "prompt_tokens", "steps", "windows", "window_tokens"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from validator.baselines.recording import RunOptions, record_run
 from validator.content import content_path, find_model
 from validator.scoring.alignment import Plan, score_target
 from validator.target_check import check_target
@@ -219,3 +220,27 @@ def test_a_prompt_with_a_worse_score_leads_to_the_module(pytester: pytest.Pytest
     assert failed(result) == {"test_prompts_with_a_worse_score_are_computed_right"}
     assert "line 1: score 0, and the reference's is 1." in text_of(result)
     assert "lm_head: " in text_of(result)
+
+
+def test_a_baseline_is_asked_for_where_its_folder_is_named(pytester: pytest.Pytester, suite: Path) -> None:
+    by_default = run(pytester, suite, "-k", "baseline")
+    by_default.assert_outcomes(skipped=1)
+    named = run(pytester, suite, "-k", "baseline", "--validator-baselines", "kept")
+    assert failed(named) == {"test_distributions_are_those_of_the_baseline"}
+    assert "there is no baseline 'port' in kept: record it with `validator baseline record port" in text_of(
+        named
+    )
+
+
+def test_a_baseline_of_the_reference_alone_is_inconclusive_and_says_what_to_record(
+    pytester: pytest.Pytester, suite: Path
+) -> None:
+    run(pytester, suite, "-k", "nothing")  # writes the port
+    options = RunOptions(dtype="bfloat16", include=("model.norm",))
+    record_run(
+        "port", str(pytester.path / "port.py"), folder=pytester.path / "kept", options=options, noise=8
+    )
+    result = run(pytester, suite, "-k", "baseline", "--validator-baselines", "kept")
+    text = text_of(result)
+    assert "inconclusive: the baseline 'port' holds no run of the candidate" in text
+    assert "record it too, `validator baseline record port" in text

@@ -119,7 +119,7 @@ def test_the_document_is_strict_json_of_its_schema() -> None:
     first = document["suites"][0]["answers"][0]
     assert first["evidence"] == {"slope": "inf", "name": "x"}
     assert first["figures"] == [
-        {"name": "perplexity", "value": "nan", "unit": "nat", "limit": 3.5, "error": None}
+        {"name": "perplexity", "value": "nan", "unit": "nat", "limit": 3.5, "error": None, "samples": []}
     ]
     assert document["verdict"] == "failed"
     assert document["settings"]["baselines"] == "baselines"

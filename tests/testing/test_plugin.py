@@ -33,7 +33,7 @@ def test_faulty(validation):
 
 @pytest.mark.validator(target="faulty.py")
 def test_own_marker_goes_before_the_command_line(target, validation):
-    assert target.source == validation.settings.target == "faulty.py"
+    validation.require(target.source == validation.settings.target == "faulty.py", "another target")
 
 
 def test_loaded_once(target, request):
@@ -90,7 +90,11 @@ def broken_later(validation):
     raise TargetError("it can't be ended")
 
 
-def test_broken_when_taken_down(broken_later):
+def test_broken_when_taken_down(broken_later, validation):
+    validation.require(True, "holds")
+
+
+def test_looks_at_nothing(validation):
     pass
 
 
@@ -110,6 +114,8 @@ test_light.py::test_broken_when_taken_down: could not run: it can't be ended
 test_light.py::test_bug: could not run: KeyError: 'planted'
 test_light.py::test_control: assert 2 > 3
 test_light.py::test_fails: The cache grows.
+test_light.py::test_looks_at_nothing: could not run: it passed, but compared
+  nothing: call check(), assert_aligned(), require() or figure() of `validation`
 test_light.py::test_mistake: could not run: candidate() fails: out of memory
 test_light.py::test_not_applicable: not applicable: the port has no cache
 test_light.py::test_passes: passed, slope 0.125 B/token (limit 1 B/token), steps
@@ -189,8 +195,8 @@ def test_the_junit_file_has_verdicts_and_figures_as_properties(ports: tuple[Path
 
 
 def test_reports_are_written_as_json(ports: tuple[Path, str]) -> None:
-    names = sorted(path.name for path in (ports[0] / "out").iterdir())
-    assert names == ["test-ports-test-faulty.json", "test-ports-test-healthy.json"]
+    names = sorted(path.name.rpartition("-")[0] for path in (ports[0] / "out").iterdir())
+    assert names == ["test-ports-test-faulty", "test-ports-test-healthy"]
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["one-process", "xdist"])
@@ -200,7 +206,7 @@ def test_every_way_to_end_is_told_the_same_with_workers_and_without(
     pytester.makepyfile(test_light=LIGHT)
     done = run_pytest(pytester.path, *options, "--junit-xml=j.xml")
     assert section(done.stdout, "validator") == SECTION
-    assert "7 failed, 3 passed, 1 skipped, 1 error" in done.stdout
+    assert "8 failed, 3 passed, 1 skipped, 1 error" in done.stdout
     shown = [line for line in section(done.stdout, "test_fails") if not line.startswith("[gw")]
     assert shown == [
         "The cache grows.",

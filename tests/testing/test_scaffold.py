@@ -111,6 +111,17 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
         scaffold(tmp_path / "link")
 
 
+def test_what_can_not_be_written_leaves_all_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text("mine = True\n")
+    (tmp_path / "tests" / "test_port.py").mkdir(parents=True)
+    with pytest.raises(
+        UsageError, match=r"test_port\.py' can't be written: it is a folder; nothing was written"
+    ):
+        scaffold(tmp_path, force=True)
+    assert files(tmp_path) == {"port.py": b"mine = True\n"}
+    assert {path.name for path in tmp_path.iterdir()} == {"port.py", "tests"}
+
+
 def test_every_setting_of_the_template_is_a_setting(tmp_path: Path) -> None:
     scaffold(tmp_path)
     path = tmp_path / "pyproject.toml"

@@ -8,6 +8,7 @@ import pytest
 from tests.testing.test_plugin import LIGHT
 from validator.content import find_suite
 from validator.errors import UsageError
+from validator.testing.recorder import read_records, running
 from validator.testing.records import Ending
 from validator.testing.suites import run_suites, suite_path
 
@@ -63,7 +64,7 @@ def test_a_file_that_is_no_python_is_refused(here: Path) -> None:
 
 
 def test_every_way_to_end_comes_back(here: Path) -> None:
-    (here / "test_light.py").write_text(LIGHT + "\n\ndef test_looks_at_nothing(validation):\n    pass\n")
+    (here / "test_light.py").write_text(LIGHT)
     summary = run("test_light.py", "test_light.py::test_passes")
     suite, single = summary.suites
     endings = {answer.id.partition("::")[2]: answer.ending for answer in suite.answers}
@@ -90,7 +91,9 @@ def test_every_way_to_end_comes_back(here: Path) -> None:
         3,
     )
     assert by_name["test_not_applicable"].message == "the port has no cache"
-    assert by_name["test_looks_at_nothing"].message == "it passed, but compared nothing"
+    assert by_name["test_looks_at_nothing"].message.startswith(
+        "it passed, but compared nothing: call check()"
+    )
     assert by_name["test_broken_when_taken_down"].message == "it can't be ended"
     assert [answer.id for answer in single.answers] == ["test_light.py::test_passes"]
     assert summary.exit_code == 1
@@ -110,6 +113,32 @@ def test_settings_arrive_and_the_projects_own_options_for_pytest_do_not(here: Pa
     (first, _) = summary.suites[0].answers
     assert first.asked == "What is asked for arrives."
     assert str(summary.settings) == "no target, nproc 3, dtype float16, long"
+
+
+def test_options_for_pytest_from_the_environment_change_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing_at_all --maxfail=1")
+    (here / "test_a.py").write_text("def test_a(validation):\n    validation.figure('x', 1)\n")
+    assert run("test_a.py").sentence == "The port holds: 1 test passed."
+
+
+def test_a_pytest_that_dies_names_the_test_that_ran(here: Path) -> None:
+    (here / "test_a.py").write_text(
+        "import os\n\n\ndef test_a(validation):\n    validation.figure('x', 1)\n\n\n"
+        "def test_b():\n    os._exit(-9 & 0xFF)\n"
+    )
+    summary = run("test_a.py")
+    assert summary.exit_code == 2
+    assert summary.sentence == "No answer: pytest ended with code 247 while test_a.py::test_b ran."
+    assert [answer.ending for answer in summary.answers] == [Ending.PASSED]
+
+
+def test_a_line_that_was_cut_when_pytest_died_is_left_out(here: Path) -> None:
+    (here / "records").write_text('{"begins": "a"}\n{"begins": "b"}\n{"is_done": "a"}\n{"id": "b", "pa')
+    documents = read_records(here / "records")
+    assert len(documents) == 3
+    assert running(documents) == ("b",)
 
 
 def test_a_suite_that_can_not_be_collected_leaves_no_answer(here: Path) -> None:

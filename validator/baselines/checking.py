@@ -1,10 +1,12 @@
 """Hold a run, or figures, to a baseline."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from validator.baselines.bits import Bits, compare_bits
 from validator.baselines.conditions import Difference, differences, is_another_machine
 from validator.baselines.figures import FigureVerdict, judge_figures, read_figures
 from validator.baselines.recording import RunOptions
@@ -12,8 +14,12 @@ from validator.baselines.records import Baseline, Kind
 from validator.baselines.results import BaselineCheck
 from validator.baselines.store import read_baseline
 from validator.capturing.reader import Capture, open_capture
+from validator.capturing.records import TensorRef
 from validator.comparing.comparison import compare_captures
+from validator.comparing.records import Comparison
 from validator.errors import MismatchError, UsageError
+from validator.judging_thin import dtype_of
+from validator.report import phrases
 from validator.report.pairs import ComparisonResult
 
 __all__ = ["check_figures", "check_run"]
@@ -37,13 +43,14 @@ def check_run(
         name: of the baseline.
         source: a Python file or a checkpoint folder.
         folder: of the baselines.
-        options: how the candidate is run.
+        options: how the candidate is run; which modules are captured, and how much of them, is as recorded.
         capture: a capture of the candidate to hold to it instead of running one.
         demands_bits: whether the candidate's bits must be those of the stored candidate.
 
     Raises:
         UsageError: there is no such baseline, or it holds figures.
-        MismatchError: the candidate was fed with other inputs.
+        MismatchError: the candidate was fed with other inputs, or computes in another format than the one
+            whose noise is stored.
         ValidatorError: it can't be run or compared.
     """
     baseline = read_baseline(name, folder)
@@ -51,7 +58,8 @@ def check_run(
         raise UsageError(
             f"the baseline {name!r} holds figures, not a run: give --figures FILE in place of {source}"
         )
-    options = options or RunOptions()
+    ref = open_capture(baseline.reference)
+    options = _as_recorded(options or RunOptions(), ref, baseline)
     target = options.target(source)
     if demands_bits and baseline.candidate is None:
         raise UsageError(
@@ -63,19 +71,24 @@ def check_run(
         if capture is None:
             one = "candidate.h5" if options.nproc == 1 else "candidate"
             capture = options.capture_candidate(source, Path(scratch) / one)
-        cand, ref = open_capture(capture), open_capture(baseline.reference)
+        cand = open_capture(capture)
         _require_inputs(ref, cand, baseline)
+        _require_format(ref, cand, baseline)
         comparison = compare_captures(
             ref=ref, cand=cand, names=target.names, layout=target.layout, mesh=target.mesh
         )
-        against, notes = _bits(baseline, cand)
+        alone = tuple(_without_partner(ref, comparison))
+        if alone:
+            why = f"{len(alone)} stored tensors have no partner in this run, such as {alone[0]}"
+            comparison = replace(comparison, why_inconclusive=(*comparison.why_inconclusive, why))
+        bits, notes = _bits(baseline, cand)
         return BaselineCheck(
             baseline=baseline,
             differences=_conditions(baseline, cand),
             comparison=ComparisonResult(comparison),
-            against_candidate=against,
+            bits=bits,
             demands_bits=demands_bits,
-            notes=notes,
+            notes=(*comparison.notes, *notes),
         )
 
 
@@ -96,16 +109,74 @@ def check_figures(name: str, figures: Path, *, folder: Path) -> BaselineCheck:
         raise UsageError(
             f"the baseline {name!r} holds a run, not figures: give a TARGET in place of --figures"
         )
-    found, run = read_figures(figures)
-    otherwise = differences(baseline.run, run)
-    judged = judge_figures(baseline.figures, found, another_machine=is_another_machine(otherwise))
+    found = read_figures(figures)
+    otherwise = differences(baseline.run, found.run)
+    judged = judge_figures(baseline.figures, found.figures, another_machine=is_another_machine(otherwise))
     if all(figure.verdict in (FigureVerdict.REFUSED, FigureVerdict.NEW) for figure in judged):
         machine = next((str(d) for d in otherwise if d.item == "hardware"), "another machine")
         raise UsageError(
             f"the figures of {name!r} are of speed and memory, and of another machine ({machine}): record a "
             "baseline on this one"
         )
-    return BaselineCheck(baseline=baseline, differences=otherwise, figures=judged)
+    ended = () if found.verdict in (None, "passed") else (f"the suites of {figures} ended {found.verdict}",)
+    return BaselineCheck(baseline=baseline, differences=otherwise, figures=judged, notes=ended)
+
+
+def _as_recorded(options: RunOptions, ref: Capture, baseline: Baseline) -> RunOptions:
+    """Return the options with what the baseline was recorded with, where they don't say otherwise."""
+    stored, noise = ref.manifest, ref.manifest.noise
+    then = {"include": stored.include, "exclude": stored.exclude, "level": str(stored.level)}
+    default = RunOptions()
+    for name, value in then.items():
+        if getattr(options, name) not in (getattr(default, name), value):
+            raise MismatchError(
+                f"{name} {getattr(options, name)!r}: the baseline {baseline.name!r} was recorded with "
+                f"{value!r}, and a run is held to what is stored: leave it out, or record the baseline "
+                "again (--update)"
+            )
+    if noise is not None and options.recipe not in (None, noise.recipe):
+        raise MismatchError(
+            f"recipe {options.recipe!r}: the noise of the baseline {baseline.name!r} is that of "
+            f"{noise.recipe!r}: leave it out, or record the baseline again (--update)"
+        )
+    return replace(
+        options, include=stored.include, exclude=stored.exclude, level=str(stored.level), recipe=stored.recipe
+    )
+
+
+def _require_format(ref: Capture, cand: Capture, baseline: Baseline) -> None:
+    """Refuse a candidate that computes in another format than the one whose noise is stored."""
+    noise = ref.manifest.noise
+    if noise is None:
+        return
+    then, now = noise.dtype or _name(ref), _name(cand)
+    if then != now:
+        raise MismatchError(
+            f"the noise of the baseline {baseline.name!r} is that of a candidate in {then}, and this one "
+            f"computes in {now}: run it in {then} (--dtype), or record a baseline for {now}"
+        )
+
+
+def _name(capture: Capture) -> str:
+    return str(dtype_of(capture)).removeprefix("torch.")
+
+
+def _without_partner(ref: Capture, comparison: Comparison) -> Iterator[str]:
+    """Yield the stored outputs and parameters that nothing was compared with.
+
+    Inputs are left out: they are the outputs of others, or a mask that a kernel does without.
+    """
+    found = {(pair.module, pair.call, pair.side, pair.path) for pair in comparison.pairs}
+    for rank in ref.ranks:
+        stored = ref.rank(rank)
+        for name, parameter in stored.parameters.items():
+            key = (name.rpartition(".")[0], 0, "parameter", name)
+            if parameter.kind == "parameter" and key not in found:
+                yield f"the parameter {name}"
+        for call in stored.calls:
+            for path, value in call.outputs.items():
+                if isinstance(value, TensorRef) and (call.module, call.n, "output", path) not in found:
+                    yield f"{phrases.module_name(call.module)}, output {path}".rstrip()
 
 
 def _conditions(baseline: Baseline, cand: Capture) -> tuple[Difference, ...]:
@@ -136,7 +207,7 @@ def _checksums(run: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _bits(baseline: Baseline, cand: Capture) -> tuple[ComparisonResult | None, tuple[str, ...]]:
+def _bits(baseline: Baseline, cand: Capture) -> tuple[Bits | None, tuple[str, ...]]:
     """Compare with the stored candidate, where it ran on as many ranks."""
     if baseline.candidate is None:
         return None, ()
@@ -144,4 +215,4 @@ def _bits(baseline: Baseline, cand: Capture) -> tuple[ComparisonResult | None, t
     then, now = stored.manifest.world_size, cand.manifest.world_size
     if then != now:
         return None, (f"bits were not compared: recorded on {then} ranks, run on {now}",)
-    return ComparisonResult(compare_captures(ref=stored, cand=cand)), ()
+    return compare_bits(ref=stored, cand=cand), ()

@@ -1,4 +1,4 @@
-"""What differs between the conditions of two runs: machine, versions, parallelism, inputs, flags."""
+"""What differs between the conditions of two runs: machine, versions, ranks, inputs, flags, settings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["Difference", "differences", "is_another_machine"]
 
-_ITEMS = ("hardware", "software", "parallelism", "inputs", "seeds", "determinism")
+_ITEMS = ("hardware", "software", "parallelism", "inputs", "seeds", "determinism", "settings")
 # That the host has another name, or a rank another number, makes no other machine.
 _NO_HARDWARE = ("host", "rank", "uuid", "pci", "index")
 _INPUTS = ("checksum", "shape", "dtype")
@@ -17,7 +17,8 @@ class Difference:
     """One thing that was otherwise.
 
     Attributes:
-        item: `"hardware"`, `"software"`, `"parallelism"`, `"inputs"`, `"seeds"` or `"determinism"`.
+        item: `"hardware"`, `"software"`, `"parallelism"`, `"inputs"`, `"seeds"`,
+            `"determinism"` or `"settings"`.
         name: which part of it, such as `"torch"`.
         then: as the baseline has it.
         now: as the run has it.

@@ -1,21 +1,26 @@
 """Hold the figures of a suite to those that were recorded."""
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from validator.baselines.records import Figure, figure_from
+from validator.baselines.records import figure_from, parsed, run_from
 from validator.errors import CaptureError
 from validator.numerics.bands import normal_lambda
+from validator.testing.records import Figure
 
-__all__ = ["FigureVerdict", "Judged", "judge_figures", "read_figures"]
+__all__ = ["FigureVerdict", "Judged", "Measured", "is_of_the_machine", "judge_figures", "read_figures"]
 
 _FEWEST_SAMPLES = 5
 _ALPHA = 1e-3
+# Those of a run of suites that its figures depend on.
+_SETTINGS = ("target", "nproc", "device", "dtype", "tp", "recipe", "card_counts", "samples", "long")
+_TIMES = ("s", "ms", "us", "ns", "min", "h")
+_SIZES = ("B", "kB", "KB", "MB", "GB", "KiB", "MiB", "GiB", "bytes")
+_MACHINE_UNITS = (*_TIMES, *_SIZES)
 
 
 class FigureVerdict(StrEnum):
@@ -29,6 +34,21 @@ class FigureVerdict(StrEnum):
     NEW = "new"
     REFUSED = "refused"
     MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The figures of a file.
+
+    Attributes:
+        figures: by name.
+        run: what they were measured with: machine, versions, ranks, flags and settings.
+        verdict: how the suites ended, or None where the file does not say.
+    """
+
+    figures: Mapping[str, Figure]
+    run: Mapping[str, Any]
+    verdict: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +69,31 @@ class Judged:
     why: str
 
 
-def read_figures(path: Path) -> tuple[dict[str, Figure], Mapping[str, Any]]:
+def read_figures(path: Path) -> Measured:
     """Read the figures of a file, and the metadata of the run that they are of.
 
     Args:
         path: what `validator run --json` wrote, or `{"figures": {NAME: {"value": ..., "unit": ...,
-            "error": ..., "samples": [...]}}, "run": {...}}`.
+            "error": ..., "samples": [...]}}, "run": {...}, "settings": {...}}`.
 
     Raises:
-        CaptureError: it can't be read, or holds no figure.
+        CaptureError: it can't be read, holds no figure, or two of one name.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        named = document["figures"] if "figures" in document else _of_suites(document["suites"])
-        figures = {str(name): figure_from(found) for name, found in named.items()}
-        run = dict(document.get("run") or {})
+        document = parsed(path.read_bytes())
+        named = document["figures"].items() if "figures" in document else _of_suites(document["suites"])
+        figures: dict[str, Figure] = {}
+        for name, found in named:
+            if name in figures:
+                raise CaptureError(
+                    f"{path} has two figures called {name!r}, which can't be told apart: give each a name of "
+                    "its own in validation.figure()"
+                )
+            figures[str(name)] = figure_from(name, found)
+        run, settings = dict(document.get("run") or {}), dict(document.get("settings") or {})
+        kept = {name: settings[name] for name in _SETTINGS if name in settings}
+        run = run_from({**run, **({"settings": kept} if kept else {})})
+        verdict = document.get("verdict")
     except OSError as error:
         raise CaptureError(
             f"{path} can't be read: {error.strerror}; name the file of a suite's figures"
@@ -75,7 +105,12 @@ def read_figures(path: Path) -> tuple[dict[str, Figure], Mapping[str, Any]]:
         ) from error
     if not figures:
         raise CaptureError(f"{path} holds no figure, so there is nothing to keep or to compare")
-    return figures, run
+    return Measured(figures=figures, run=run, verdict=None if verdict is None else str(verdict))
+
+
+def is_of_the_machine(figure: Figure) -> bool:
+    """Say whether a figure is one of speed or memory: its unit has a time or bytes in it."""
+    return any(part.strip() in _MACHINE_UNITS for part in figure.unit.split("/"))
 
 
 def judge_figures(
@@ -96,14 +131,17 @@ def judge_figures(
     )
 
 
-def _of_suites(suites: Any) -> dict[str, Any]:
-    """Return the figures of suites, each under the suite's name, the test's and its own."""
-    return {
-        f"{suite['name']}.{answer['id'].rpartition('::')[2]}.{figure['name']}": figure
-        for suite in suites
-        for answer in suite["answers"]
-        for figure in answer["figures"]
-    }
+def _of_suites(suites: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the figures of suites, each under the suite's name, the test's and its own.
+
+    A suite is named after its file, however its path was written.
+    """
+    for suite in suites:
+        for answer in suite["answers"]:
+            file, _, test = answer["id"].partition("::")
+            name = PurePath(file).stem.removeprefix("test_")
+            for figure in answer["figures"]:
+                yield f"{name}.{test}.{figure['name']}", figure
 
 
 def _judged(
@@ -118,7 +156,7 @@ def _judged(
         return said(FigureVerdict.MISSING, "the baseline has it, and the run does not")
     if then.unit != now.unit:
         return said(FigureVerdict.CHANGED, f"its unit was {then.unit or 'none'} and is {now.unit or 'none'}")
-    if then.is_of_the_machine:
+    if is_of_the_machine(then):
         if another_machine:
             return said(
                 FigureVerdict.REFUSED, "speed and memory of another machine say nothing about this one"

@@ -84,6 +84,8 @@ def _rows(baseline: Baseline) -> Iterator[tuple[str, str]]:
         )
     yield "seeds", _pairs((run.get("seeds") or {}).get("torch"))
     yield "flags", _pairs(run.get("determinism"))
+    if run.get("settings"):
+        yield "settings", _pairs(run["settings"])
     for path, digest in baseline.files.items():
         yield "file", f"{path}  {digest}"
     for name, figure in baseline.figures.items():

@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 
+from validator.baselines.bits import compare_bits
 from validator.baselines.conditions import differences, is_another_machine
 from validator.baselines.figures import judge_figures, read_figures
-from validator.baselines.records import Baseline, Figure, Kind
-from validator.baselines.results import Changes, Recorded
-from validator.baselines.store import baseline_folder, read_baseline, replaced, write_baseline
+from validator.baselines.records import REFERENCE, Baseline, Kind
+from validator.baselines.results import Changed, Changes, Recorded
+from validator.baselines.store import baseline_folder, has_baseline, read_baseline, replaced, write_baseline
 from validator.capturing.reader import open_capture
 from validator.checks.findings import Verdict
 from validator.comparing.comparison import compare_captures
-from validator.errors import UsageError, ValidatorError
+from validator.errors import CaptureError, UsageError, ValidatorError
 from validator.judging_thin import dtype_of
 from validator.report.pairs import ComparisonResult
 from validator.target import Target, load_target
 from validator.target_capture import capture_target
+from validator.testing.records import Figure
 
 __all__ = ["RUNS", "RunOptions", "record_figures", "record_run"]
 
@@ -104,7 +106,7 @@ def record_run(
     former = _former(name, folder, path, update)
     target = options.target(source)
     with replaced(path) as scratch:
-        reference, candidate, comparison = scratch / "reference.h5", None, None
+        reference, candidate, comparison = scratch / REFERENCE, None, None
         if side == "candidate":
             candidate = options.capture_candidate(source, scratch / _candidate_name(options.nproc))
         dtype = options.dtype or _name(_dtype(target, candidate, options.nproc))
@@ -131,8 +133,8 @@ def record_run(
             if comparison.verdict is Verdict.DIVERGENT:
                 return Recorded(name=name, baseline=None, comparison=comparison)
         run = open_capture(candidate or reference).manifest.run
-        written = write_baseline(_baseline(Kind.RUN, scratch, command, source, run))
-        changes = None if former is None else _changed_run(former, written, target)
+        written = write_baseline(_baseline(name, Kind.RUN, scratch, command, source, run))
+        changes = _changed_run(former, written) if isinstance(former, Baseline) else former
     return Recorded(name=name, baseline=read_baseline(name, folder), comparison=comparison, changes=changes)
 
 
@@ -149,34 +151,51 @@ def record_figures(
         command: that recorded it.
 
     Raises:
-        ValidatorError: there is one of that name already, or the file holds no figures.
+        ValidatorError: there is one of that name already, the file holds no figures, or the suites that it
+            is of did not pass.
     """
-    found, run = read_figures(figures)
+    found = read_figures(figures)
+    if found.verdict not in (None, "passed"):
+        raise UsageError(
+            f"the suites of {figures} ended {found.verdict!r}, and only figures of a port that passed are a "
+            "baseline: mend what failed (`validator run`), then record"
+        )
     path = baseline_folder(name, folder)
     former = _former(name, folder, path, update)
-    changes = None
-    if former is not None:
-        otherwise = differences(former.run, run)
-        judged = judge_figures(former.figures, found, another_machine=is_another_machine(otherwise))
+    changes = former if isinstance(former, Changes) else None
+    if isinstance(former, Baseline):
+        otherwise = differences(former.run, found.run)
+        judged = judge_figures(former.figures, found.figures, another_machine=is_another_machine(otherwise))
         changes = Changes(differences=otherwise, figures=judged)
     with replaced(path) as scratch:
-        write_baseline(_baseline(Kind.FIGURES, scratch, command, str(figures), run, found))
+        write_baseline(
+            _baseline(name, Kind.FIGURES, scratch, command, str(figures), found.run, found.figures)
+        )
     return Recorded(name=name, baseline=read_baseline(name, folder), changes=changes)
 
 
-def _former(name: str, folder: Path, path: Path, update: bool) -> Baseline | None:
-    """Return the baseline that is replaced, if one is and may be."""
-    if not path.exists():
+def _former(name: str, folder: Path, path: Path, update: bool) -> Baseline | Changes | None:
+    """Return the baseline that is replaced, if one is and may be; of one that can't be read, why."""
+    if not path.exists() and not path.is_symlink():
         return None
+    if not has_baseline(name, folder):
+        raise UsageError(
+            f"{str(path)!r} is there and is no baseline: it has no baseline.json. Move it away, or choose "
+            "another name"
+        )
     if not update:
         raise UsageError(
             f"there is a baseline {name!r} in {str(folder)!r} already: --update replaces it and says what "
             "changed, or choose another name"
         )
-    return read_baseline(name, folder)
+    try:
+        return read_baseline(name, folder)
+    except CaptureError as error:
+        return Changes(notes=(f"what it had otherwise is not known: {error}",))
 
 
 def _baseline(
+    name: str,
     kind: Kind,
     folder: Path,
     command: str,
@@ -185,7 +204,7 @@ def _baseline(
     figures: Mapping[str, Figure] | None = None,
 ) -> Baseline:
     return Baseline(
-        name=folder.name,
+        name=name,
         kind=kind,
         folder=folder,
         recorded=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -196,7 +215,7 @@ def _baseline(
     )
 
 
-def _changed_run(former: Baseline, new: Baseline, target: Target) -> Changes:
+def _changed_run(former: Baseline, new: Baseline) -> Changes:
     """Return what the new run has otherwise than the one that it replaces."""
     sides, notes = [], []
     pairs = [("reference", former.reference, new.reference), ("candidate", former.candidate, new.candidate)]
@@ -206,11 +225,13 @@ def _changed_run(former: Baseline, new: Baseline, target: Target) -> Changes:
         if old is None or now is None:
             continue
         try:
-            compared = compare_captures(ref=open_capture(old), cand=open_capture(now))
+            then, made = open_capture(old), open_capture(now)
+            compared = ComparisonResult(compare_captures(ref=then, cand=made))
+            bits = compare_bits(ref=then, cand=made)
         except ValidatorError as error:
             notes.append(f"the two {side}s can't be compared: {error}")
         else:
-            sides.append((side, ComparisonResult(compared)))
+            sides.append(Changed(side=side, comparison=compared, bits=bits))
     return Changes(differences=differences(former.run, new.run), sides=tuple(sides), notes=tuple(notes))
 
 

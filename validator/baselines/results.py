@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from validator.baselines.bits import Bits
 from validator.baselines.conditions import Difference
 from validator.baselines.figures import FigureVerdict, Judged
 from validator.baselines.records import SCHEMA_VERSION, Baseline
@@ -17,7 +18,7 @@ from validator.report.json_report import plain
 from validator.report.pairs import ComparisonResult
 from validator.report.result import EXIT_CODES
 
-__all__ = ["BaselineCheck", "Changes", "Recorded"]
+__all__ = ["BaselineCheck", "Changed", "Changes", "Recorded"]
 
 _STYLES = {
     Verdict.ALIGNED: "bold green",
@@ -26,6 +27,7 @@ _STYLES = {
 }
 _DIVERGENT = (FigureVerdict.CHANGED, FigureVerdict.MISSING)
 _OPEN = (FigureVerdict.UNKNOWN, FigureVerdict.REFUSED)
+_JUDGED = (FigureVerdict.SAME, FigureVerdict.EXPLAINED)
 _QUIET = (FigureVerdict.SAME, FigureVerdict.NEW)
 _SHOWN = 8
 
@@ -38,8 +40,7 @@ class BaselineCheck:
         baseline: what it was held to.
         differences: what else was otherwise: machine, versions, parallelism, flags.
         comparison: with the stored reference, by its noise; None for figures.
-        against_candidate: with the stored candidate, bit by bit; None where none is stored, or on another
-            number of ranks.
+        bits: with the stored candidate; None where none is stored, or it ran on another number of ranks.
         figures: each, then and now.
         demands_bits: whether a bit that differs from the stored candidate's is a divergence.
         notes: what a reader must know.
@@ -48,20 +49,15 @@ class BaselineCheck:
     baseline: Baseline
     differences: tuple[Difference, ...]
     comparison: ComparisonResult | None = None
-    against_candidate: ComparisonResult | None = None
+    bits: Bits | None = None
     figures: tuple[Judged, ...] = ()
     demands_bits: bool = False
     notes: tuple[str, ...] = ()
 
     @property
-    def differing(self) -> list[str]:
+    def differing(self) -> tuple[str, ...]:
         """Tensors whose bits are not those of the stored candidate, in execution order."""
-        if self.against_candidate is None:
-            return []
-        pairs = self.against_candidate.comparison.pairs
-        return [
-            f"{phrases.module_name(pair.module)}, {pair.side} {pair.path}" for pair in pairs if pair.differs
-        ]
+        return () if self.bits is None else self.bits.differing
 
     @property
     def verdict(self) -> Verdict:
@@ -70,11 +66,8 @@ class BaselineCheck:
         of_run = Verdict.ALIGNED if self.comparison is None else self.comparison.verdict
         if of_run is Verdict.DIVERGENT or kinds & set(_DIVERGENT) or (self.demands_bits and self.differing):
             return Verdict.DIVERGENT
-        if self.demands_bits and self.against_candidate is None:
-            return Verdict.INCONCLUSIVE
-        return (
-            Verdict.INCONCLUSIVE if of_run is not Verdict.ALIGNED or kinds & set(_OPEN) else Verdict.ALIGNED
-        )
+        is_open = of_run is not Verdict.ALIGNED or next(self._open(), None) is not None
+        return Verdict.INCONCLUSIVE if is_open else Verdict.ALIGNED
 
     @property
     def exit_code(self) -> int:
@@ -96,9 +89,9 @@ class BaselineCheck:
             return (
                 f"inconclusive against {self.baseline.name}: {next(self._open(), 'not all could be judged')}"
             )
-        if self.against_candidate is not None and not self.differing:
+        if self.bits is not None and not self.bits.differing and not self.bits.unknown:
             return f"bit for bit what {self.baseline.name} was"
-        return f"what {self.baseline.name} was, but for what {self._explained()} explain"
+        return f"what {self.baseline.name} was{self._but_for()}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of schema 1, of the kind `baseline`."""
@@ -116,7 +109,8 @@ class BaselineCheck:
                     {"item": d.item, "name": d.name, "then": d.then, "now": d.now} for d in self.differences
                 ],
                 "comparison": None if self.comparison is None else self.comparison.to_json(),
-                "bits_differ_in": self.differing if self.against_candidate is not None else None,
+                "bits_differ_in": None if self.bits is None else self.bits.differing,
+                "bits_unknown_of": None if self.bits is None else self.bits.unknown,
                 "figures": [
                     {
                         "name": judged.name,
@@ -149,12 +143,13 @@ class BaselineCheck:
         yield from _limited("otherwise", [str(difference) for difference in self.differences])
         if not self.differences:
             yield "otherwise", "nothing: the same machine, versions, parallelism and flags"
-        if self.against_candidate is not None:
-            compared = phrases.count(len(self.against_candidate.comparison.pairs), "tensor")
+        if self.bits is not None:
+            compared = phrases.count(self.bits.compared, "tensor")
             if self.differing:
                 yield "bits", f"{len(self.differing)} of {compared} differ; first {self.differing[0]}"
             else:
                 yield "bits", f"{compared}, the same"
+            yield from _limited("bits", list(self.bits.unknown))
         if self.comparison is not None:
             yield from (("why", why) for why in self.comparison.comparison.why_inconclusive)
         told = [judged for judged in self.figures if judged.verdict not in _QUIET]
@@ -163,14 +158,51 @@ class BaselineCheck:
         )
         yield from (("note", note) for note in self.notes)
 
-    def _explained(self) -> str:
-        return "the rounding of both" if self.comparison is not None else "standard errors"
+    def _but_for(self) -> str:
+        if self.comparison is not None:
+            return ", but for what the rounding of both explains"
+        kinds = {judged.verdict for judged in self.figures}
+        told = "; speed and memory are told, not judged" if FigureVerdict.MEASURED in kinds else ""
+        return f"{', but for what standard errors explain' if FigureVerdict.EXPLAINED in kinds else ''}{told}"
 
     def _open(self) -> Iterator[str]:
+        """Yield why an absence of findings does not make it aligned."""
         if self.comparison is not None:
             yield from self.comparison.comparison.why_inconclusive
         yield from (f"{judged.name}: {judged.why}" for judged in self.figures if judged.verdict in _OPEN)
-        yield from self.notes
+        if self.figures and not any(judged.verdict in _JUDGED for judged in self.figures):
+            yield "its figures are of speed and memory: measured, not judged"
+        if self.demands_bits and self.bits is None:
+            yield next((note for note in self.notes if note.startswith("bits")), "bits were not compared")
+        if self.demands_bits and self.bits is not None:
+            yield from self.bits.unknown
+            if not self.bits.compared:
+                yield "no bits were compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """How far the new capture of a side is from the old one."""
+
+    side: str
+    comparison: ComparisonResult
+    bits: Bits
+
+    def __str__(self) -> str:
+        """Return how many tensors changed, and the one that changed most."""
+        of = phrases.count(self.bits.compared, "tensor")
+        changed = [pair for pair in self.comparison.comparison.pairs if pair.differs]
+        alone = f"; {self.bits.unknown[0]}" if self.bits.unknown else ""
+        if not self.bits.differing:
+            return f"{of}, none changed{alone}"
+        text = f"{len(self.bits.differing)} of {of} changed, first {self.bits.differing[0]}"
+        if not changed:
+            return f"{text}, none by more than the rounding to the coarser format{alone}"
+        worst = max(changed, key=lambda pair: pair.metrics.rel_l2)
+        return (
+            f"{text}; {phrases.module_name(worst.module)} {worst.side} most: relative L2 "
+            f"{phrases.number(worst.metrics.rel_l2)}{alone}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,31 +211,20 @@ class Changes:
 
     Attributes:
         differences: of the conditions.
-        sides: a comparison of the old capture and the new one, by the side's name.
+        sides: the old captures and the new ones.
         figures: each, then and now.
         notes: what could not be compared.
     """
 
     differences: tuple[Difference, ...] = ()
-    sides: tuple[tuple[str, ComparisonResult], ...] = ()
+    sides: tuple[Changed, ...] = ()
     figures: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield a label and a sentence for each thing that changed."""
         yield from _limited("otherwise", [str(difference) for difference in self.differences])
-        for side, result in self.sides:
-            changed = [pair for pair in result.comparison.pairs if pair.differs]
-            of = phrases.count(len(result.comparison.pairs), "tensor")
-            if not changed:
-                yield side, f"{of}, none changed"
-                continue
-            worst = max(changed, key=lambda pair: pair.metrics.rel_l2)
-            yield (
-                side,
-                f"{len(changed)} of {of} changed, {phrases.module_name(worst.module)} {worst.side} most: "
-                f"relative L2 {phrases.number(worst.metrics.rel_l2)}",
-            )
+        yield from ((changed.side, str(changed)) for changed in self.sides)
         moved = [judged for judged in self.figures if judged.verdict is not FigureVerdict.SAME]
         yield from _limited("figure", [f"{j.name} {_value(j.then)} -> {_value(j.now)}" for j in moved])
         yield from (("note", note) for note in self.notes)
@@ -245,11 +266,18 @@ class Recorded:
         style = "bold green" if self.baseline is not None else "bold red"
         yield Text(phrases.printable(self.summary), style=style)
         rows = Table.grid(padding=(0, 2))
-        for label, text in self.changes.rows() if self.changes is not None else ():
+        for label, text in self.rows():
             rows.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
         if rows.row_count:
             yield Text("")
             yield rows
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield a label and a sentence for what was left undecided, and for each thing that changed."""
+        if self.comparison is not None:
+            yield from (("undecided", why) for why in self.comparison.comparison.why_inconclusive)
+        if self.changes is not None:
+            yield from self.changes.rows()
 
 
 def _limited(label: str, texts: list[str]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ and a stored capture. Data that a target reads is not: a search of other data ne
 
 import hashlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from modulefinder import ModuleFinder
 from pathlib import Path
@@ -21,19 +21,22 @@ _SMALL_BYTES = 1 << 20
 _SOFTWARE = ("accuracy-validator", "numpy", "torch", "transformers")
 
 
-def content_of(source: Path) -> dict[str, str]:
+def content_of(source: Path, *, beside: Sequence[Path] = ()) -> dict[str, str]:
     """Return a digest of each file that a target is made of, by `"target's content"` or its name.
 
     Args:
         source: a Python file, with the modules of its folder that it imports wherever in its code; or a
             checkpoint folder.
+        beside: further folders whose modules belong to it where it imports them.
     """
     if source.is_dir():
         lines = (f"{path.name} {_stamp(path)}" for path in sorted(source.iterdir()) if path.is_file())
         return {"target's content": _digest("\n".join(lines).encode())}
     found = {"target's content": _digest(source.read_bytes())}
-    for path in _imported(source):
-        found[f"content of {path.relative_to(source.resolve().parent)}"] = _digest(path.read_bytes())
+    folder = source.resolve().parent
+    for path in _imported(source, (folder, *beside)):
+        name = path.relative_to(folder) if path.is_relative_to(folder) else path
+        found[f"content of {name}"] = _digest(path.read_bytes())
     return found
 
 
@@ -53,10 +56,9 @@ def capture_identity(capture: Capture) -> str:
     return f"{capture.manifest.capture_id} {_digest(capture.manifest.to_json().encode())}"
 
 
-def _imported(source: Path) -> Iterator[Path]:
-    """Yield the files of modules of the target's folder that it imports, and they in turn."""
-    folder = source.resolve().parent
-    finder = ModuleFinder(path=[str(folder)])
+def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files of modules of these folders that the target imports, and they in turn."""
+    finder = ModuleFinder(path=[str(folder) for folder in folders])
     finder.run_script(str(source))
     modules = (module for name, module in finder.modules.items() if name != "__main__")
     files = (getattr(module, "__file__", None) for module in modules)

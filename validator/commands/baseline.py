@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from validator.commands.capture import split_side
 from validator.commands.options import (
+    Baselines,
     Device,
     Dtype,
     Exclude,
@@ -35,14 +37,6 @@ baseline = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The baseline's name.")]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--baselines",
-        metavar="FOLDER",
-        help="Where baselines are (default: that of [tool.validator], else ./baselines).",
-    ),
-]
 Figures = Annotated[
     Path | None,
     typer.Option(
@@ -62,7 +56,7 @@ def record(
         ),
     ] = None,
     figures: Figures = None,
-    folder: Folder = None,
+    folder: Baselines = None,
     update: Annotated[
         bool, typer.Option("--update", help="Replace a baseline of that name, and say what changed.")
     ] = False,
@@ -125,7 +119,7 @@ def check(
         str | None, typer.Argument(metavar="TARGET", help="Target whose candidate is held to the baseline.")
     ] = None,
     figures: Figures = None,
-    folder: Folder = None,
+    folder: Baselines = None,
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="The bits must be those of the recorded candidate.")
     ] = False,
@@ -136,21 +130,21 @@ def check(
     device: Device = None,
     dtype: Dtype = None,
     tp: TensorParallel = None,
-    recipe: RecipeName = None,
-    level: LevelName = "full",
     timeout: Timeout = None,
     plant: Plant = None,
     json_path: JsonFile = None,
 ) -> None:
     """Run a target's candidate and hold it to a baseline; the reference is not needed.
 
+    What is captured, and the recipe, are those that the baseline was recorded with.
+
     Exit codes: 0 aligned, 1 divergent, 2 could not compare (there is no such baseline), 3 inconclusive.
     """
     with one_message():
-        if json_path not in (None, "-"):
-            clear("--json", Path(json_path), {"the target": target or "", "the figures": figures or ""})
-    with one_message(json_path):
         place = _folder(folder)
+        others = {"the target": target, "the figures": figures, "the capture": capture}
+        _clear(json_path, place, others)
+    with one_message(json_path):
         _one_of(target, figures)
         with target_output_on_stderr():
             from validator.baselines.checking import check_figures, check_run
@@ -168,8 +162,6 @@ def check(
                         device=device,
                         dtype=dtype,
                         tp=tp,
-                        recipe=recipe,
-                        level=level,
                         timeout_s=timeout,
                         plant=plant,
                     ),
@@ -184,12 +176,14 @@ def check(
 
 
 @baseline.command("list")
-def list_(folder: Folder = None, json_path: JsonFile = None) -> None:
+def list_(folder: Baselines = None, json_path: JsonFile = None) -> None:
     """List the baselines of a folder."""
+    with one_message():
+        place = _folder(folder)
+        _clear(json_path, place)
     with one_message(json_path):
         from validator.baselines.listing import listing, listing_json
 
-        place = _folder(folder)
         if json_path is not None:
             write_json(json_path, listing_json(place))
         if json_path != "-":
@@ -197,15 +191,20 @@ def list_(folder: Folder = None, json_path: JsonFile = None) -> None:
 
 
 @baseline.command("show")
-def show_(name: Name, folder: Folder = None, json_path: JsonFile = None) -> None:
+def show_(name: Name, folder: Baselines = None, json_path: JsonFile = None) -> None:
     """Show what a baseline holds, and how it came about."""
+    with one_message():
+        place = _folder(folder)
+        _clear(json_path, place)
     with one_message(json_path):
         from validator.baselines.listing import shown
         from validator.baselines.store import read_baseline
 
-        found = read_baseline(name, _folder(folder))
+        found = read_baseline(name, place)
         if json_path is not None:
-            write_json(json_path, found.to_json())
+            from validator.report.json_report import plain
+
+            write_json(json_path, plain(found.to_json()))
         if json_path != "-":
             show(shown(found))
 
@@ -216,6 +215,15 @@ def _folder(given: Path | None) -> Path:
     from validator.testing.settings import configured
 
     return configured(Path.cwd()).baselines
+
+
+def _clear(
+    json_path: str | None, folder: Path, others: Mapping[str, str | Path | None] | None = None
+) -> None:
+    """Refuse a file for the result that is one of those that are read."""
+    if json_path not in (None, "-"):
+        read = {name: path for name, path in (others or {}).items() if path is not None}
+        clear("--json", Path(json_path), {"the baselines": folder, **read})
 
 
 def _one_of(target: str | None, figures: Path | None) -> None:

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.options import Device, Dtype, JsonFile, Nproc, RecipeName, Target, TensorParallel
+from validator.commands.options import (
+    CardCounts,
+    Device,
+    Dtype,
+    JsonFile,
+    RecipeName,
+    Target,
+    TensorParallel,
+)
 from validator.commands.running import clear, one_message, write_json
 from validator.terminal import progress_bars, show, target_output_on_stderr
 
@@ -14,15 +22,14 @@ __all__ = ["day0"]
 
 def day0(
     target: Target,
-    nproc: Nproc = 1,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, metavar="N", help="Ranks to launch the candidate on.")
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     tp: TensorParallel = None,
     recipe: RecipeName = None,
-    card_counts: Annotated[
-        str | None,
-        typer.Option("--card-counts", metavar="1,2,...", help="Numbers of ranks to compare."),
-    ] = None,
+    card_counts: CardCounts = None,
     keep: Annotated[
         Path, typer.Option("--keep", metavar="FOLDER", help="For reports and what is remembered.")
     ] = Path("day0"),
@@ -33,6 +40,8 @@ def day0(
     """Ask all that must hold of a port: weights, layers, texts, determinism, long contexts, then speed.
 
     Stops at the first stage that does not pass and says what to do; run again, it goes on from there.
+    What is not given here is that of [tool.validator] in pyproject.toml.
+
     Exit codes: 0 all passed, 1 a stage failed, 2 one could not run, 3 one is left undecided.
     """
     if json_path not in (None, "-"):

@@ -1,10 +1,13 @@
 """Options that several commands have, spelt and explained once."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 __all__ = [
+    "Baselines",
+    "CardCounts",
     "Device",
     "Dtype",
     "Exclude",
@@ -48,6 +51,18 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         "--recipe", metavar="R", help="What the device may round: fused, eager, tf32, bf16-partials, ..."
+    ),
+]
+CardCounts = Annotated[
+    str | None,
+    typer.Option("--card-counts", metavar="1,2,...", help="Numbers of ranks that suites compare."),
+]
+Baselines = Annotated[
+    Path | None,
+    typer.Option(
+        "--baselines",
+        metavar="FOLDER",
+        help="Where baselines are (default: that of [tool.validator], else ./baselines).",
     ),
 ]
 LevelName = Annotated[

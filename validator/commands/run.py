@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from validator.commands.options import Device, Dtype, JsonFile, RecipeName, TensorParallel
+from validator.commands.options import (
+    Baselines,
+    CardCounts,
+    Device,
+    Dtype,
+    JsonFile,
+    RecipeName,
+    TensorParallel,
+)
 from validator.commands.running import clear, one_message, write_json, writing
 from validator.terminal import show
 
@@ -28,13 +36,8 @@ def run(
     dtype: Dtype = None,
     tp: TensorParallel = None,
     recipe: RecipeName = None,
-    card_counts: Annotated[
-        str | None,
-        typer.Option("--card-counts", metavar="1,2,...", help="Numbers of ranks that suites compare."),
-    ] = None,
-    baselines: Annotated[
-        Path | None, typer.Option("--baselines", metavar="FOLDER", help="Stored reference runs.")
-    ] = None,
+    card_counts: CardCounts = None,
+    baselines: Baselines = None,
     reports: Annotated[
         Path | None, typer.Option("--reports", metavar="FOLDER", help="Write each result there as JSON.")
     ] = None,
@@ -76,7 +79,8 @@ def run(
     with one_message():
         from validator.testing.suites import run_suites, suite_path
 
-        read = {f"the suite {name}": suite_path(name)[0] for name in suites or []}
+        found = {f"the suite {name}": suite_path(name)[0] for name in suites or []}
+        read = {name: path for name, path in found.items() if path.is_file()}  # beside tests a result may lie
         if target is not None:
             read["the target"] = Path(target)
         files = {"--json": None if json_path == "-" else json_path, "--junit": junit, "--markdown": markdown}

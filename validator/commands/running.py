@@ -43,12 +43,18 @@ def one_message(json_path: str | None = None) -> Iterator[None]:
 def clear(option: str, path: Path, read: Mapping[str, str | Path]) -> None:
     """Find out before the work that a file can't be written, and leave no older result in it.
 
-    `read` has what the command reads, by its name: no result may take its place.
+    `read` has what the command reads, by its name: no result may take its place, nor that of a file in it.
     """
     with writing(option, path):
         for name, other in read.items():
+            if not str(other):
+                continue  # an empty name is no file, and would be the folder that we are in
             if path.resolve() == Path(other).resolve():
                 raise UsageError(f"{option} {str(path)!r} would overwrite {name}; name another file")
+            if path.exists() and path.resolve().is_relative_to(Path(other).resolve()):
+                raise UsageError(
+                    f"{option} {str(path)!r} would overwrite a file of {name}; name another file"
+                )
         path.write_text("", encoding="utf-8")
 
 

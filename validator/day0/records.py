@@ -15,13 +15,6 @@ from validator.testing.records import Ending
 __all__ = ["SCHEMA_VERSION", "Day0", "StageResult"]
 
 SCHEMA_VERSION = 1
-_STYLES = {
-    Ending.PASSED: "green",
-    Ending.FAILED: "bold red",
-    Ending.INCONCLUSIVE: "yellow",
-    Ending.COULD_NOT_RUN: "yellow",
-    Ending.NOT_APPLICABLE: "dim",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +30,7 @@ class StageResult:
         advice: what to do next where it did not pass.
         report: file in the folder of the run that has all of it, or None.
         duration_s: how long it took.
+        ran: when it began, as `2026-11-30 09:15 UTC`.
         remembered: whether it is of an earlier run.
     """
 
@@ -48,6 +42,7 @@ class StageResult:
     advice: str = ""
     report: str | None = None
     duration_s: float = 0.0
+    ran: str = ""
     remembered: bool = False
 
     @property
@@ -71,6 +66,7 @@ class StageResult:
             advice=str(fields["advice"]),
             report=None if fields["report"] is None else str(fields["report"]),
             duration_s=float(fields["duration_s"]),
+            ran=str(fields["ran"]),
             remembered=True,
         )
 
@@ -93,8 +89,10 @@ class Day0:
 
     @property
     def ending(self) -> Ending:
-        """Of the whole: passed where every stage did."""
-        return Ending.PASSED if self.stages[-1].passed else self.stages[-1].ending
+        """Of the whole: passed where every stage that applies did, and one does."""
+        if not self.stages[-1].passed:
+            return self.stages[-1].ending
+        return Ending.PASSED if self._named(Ending.PASSED) else Ending.INCONCLUSIVE
 
     @property
     def exit_code(self) -> int:
@@ -106,13 +104,21 @@ class Day0:
         """The answer in a sentence."""
         last = self.stages[-1]
         if self.ending is Ending.PASSED:
-            return f"{self.source} is ready: {phrases.count(len(self.stages), 'stage')} passed."
+            others = self._named(Ending.NOT_APPLICABLE)
+            beside = f", not applicable: {', '.join(others)}" if others else ""
+            passed = phrases.count(len(self._named(Ending.PASSED)), "stage")
+            return f"{self.source} is ready: {passed} passed{beside}."
+        if last.passed:
+            return f"{self.source} is left undecided: no stage applies to it."
         words = {
             Ending.FAILED: "fails",
             Ending.INCONCLUSIVE: "is left undecided",
             Ending.COULD_NOT_RUN: "could not run",
         }
         return f"{self.source} is not ready: the stage {last.name!r} {words[self.ending]}. {last.summary}"
+
+    def _named(self, ending: Ending) -> list[str]:
+        return [stage.name for stage in self.stages if stage.ending is ending]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of schema 1."""
@@ -132,15 +138,17 @@ class Day0:
         table.add_column("result", no_wrap=True)
         table.add_column("what was found", overflow="fold")
         for stage in self.stages:
-            word = str(stage.ending).replace("_", " ") + (" (before)" if stage.remembered else "")
+            when = f" (of {stage.ran})" if stage.remembered else ""
             table.add_row(
-                stage.name, Text(word, style=_STYLES[stage.ending]), Text(phrases.printable(stage.summary))
+                stage.name,
+                Text(stage.ending.words, style=stage.ending.style),
+                Text(phrases.printable(stage.summary + when)),
             )
         for name in self.left:
             table.add_row(Text(name, style="dim"), Text("not reached", style="dim"), Text(""))
         yield table
         yield Text("")
-        yield Text(phrases.printable(self.sentence), style=_STYLES[self.ending])
+        yield Text(phrases.printable(self.sentence), style=self.ending.style)
         for detail in self.stages[-1].details if self.ending is not Ending.PASSED else ():
             yield Text(phrases.printable(f"  {detail}"))
         if self.stages[-1].advice:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from validator.day0.state import State
 from validator.errors import ValidatorError
 from validator.progress import Progress
 from validator.testing.records import Ending
-from validator.testing.settings import Settings, read_settings
+from validator.testing.settings import configured, read_settings
 
 __all__ = ["run_day0"]
 
@@ -31,15 +32,16 @@ def run_day0(
 ) -> Day0:
     """Ask all that must hold of a port, correctness before speed, and stop at the first stage that fails.
 
-    Stages that passed are remembered in `folder` as long as the target, the Python files beside it, the
-    options and the versions stay the same.
+    Stages that passed are remembered in `folder` as long as the target, the modules that it imports, the
+    settings, the machine and the versions stay the same. Every stage runs with the same settings: what is
+    given here, else what `[tool.validator]` says.
 
     Args:
         source: a Python file or a checkpoint folder.
         folder: for reports, the page `summary.html`, and what is remembered.
-        options: of the candidate: `nproc`, `device`, `dtype`, `tp`, `recipe`.
+        options: of the candidate: `nproc`, `device`, `dtype`, `tp`, `recipe`; None is not given.
         card_counts: numbers of ranks to compare, such as `"1,2"`; default the settings' own.
-        long: run the long versions of suites.
+        long: run the long versions of suites, also where the settings do not say so.
         fresh: forget what is remembered.
         progress: told what is done.
         stages: what is asked, in order.
@@ -47,32 +49,29 @@ def run_day0(
     Raises:
         UsageError: an option is not legal, or the folder can't be written.
     """
-    given = options or {}
-    read_settings(
-        Settings(),
-        {**given, "card_counts": card_counts},
+    here = Path.cwd()
+    settings = read_settings(
+        configured(here),
+        {**(options or {}), "target": source, "card_counts": card_counts, "long": long or None},
         name=lambda name: f"--{name.replace('_', '-')}",
-        folder=Path.cwd(),
+        folder=here,
     )
-    key = {**given, "card_counts": card_counts, "long": long}
-    state = State(folder, source=source, options=key, fresh=fresh)
-    context = Context(
-        source=source, folder=folder, options=given, card_counts=card_counts, long=long, progress=progress
-    )
+    state = State(folder, settings=settings, fresh=fresh)
+    context = Context(source=source, folder=folder, settings=settings, progress=progress)
     results: list[StageResult] = []
     for number, stage in enumerate(stages):
         if progress is not None:
             progress(f"day 0: {stage.name}", number, len(stages))
         result = state.get(stage.name)
         if result is None:
-            started = time.perf_counter()
+            started, ran = time.perf_counter(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
             try:
                 result = stage.run(context, stage)
             except ValidatorError as error:
                 result = stage.ended(
                     Ending.COULD_NOT_RUN, str(error), advice="mend this, and run the command again"
                 )
-            result = replace(result, duration_s=time.perf_counter() - started)
+            result = replace(result, duration_s=time.perf_counter() - started, ran=ran)
             state.keep(result)
         results.append(result)
         if not result.passed:

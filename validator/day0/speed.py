@@ -3,8 +3,8 @@
 import resource
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,30 @@ from typing import Any
 import torch
 from torch import nn
 
+from validator.capturing.metadata import describe_process
 from validator.capturing.values import flatten
 from validator.runs import feed
 from validator.target import Target, load_target
-from validator.testing.ranks import on_ranks
+from validator.testing.ranks import alone, on_ranks
 
 __all__ = ["Speed", "measure_speed"]
 
 REPEATS = 7
+_RESET_PEAK = "5"  # proc(5): what /proc/self/clear_refs takes to reset the peak of the resident set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Times of one forward pass of both sides, measured in turn in one run.
+    """Times of one forward pass of both sides, measured one after the other in processes of their own.
 
     Attributes:
         reference_s: seconds of each pass of the reference.
         candidate_s: the same of the candidate, on its slowest rank.
         tokens: elements of the largest integer input, or None where there is none.
-        peak_bytes: most memory that the candidate's worst rank had: of its accelerator, else of the process.
+        peak_bytes: most memory during the passes of the candidate's worst rank: of its accelerator, else of
+            the process.
         of_device: whether that is an accelerator's.
+        world_size: ranks of the candidate.
     """
 
     reference_s: tuple[float, ...]
@@ -39,6 +43,7 @@ class Speed:
     tokens: int | None
     peak_bytes: int
     of_device: bool
+    world_size: int = 1
 
     @property
     def ratio(self) -> float:
@@ -50,6 +55,18 @@ class Speed:
         """Tokens a second of the candidate, by its median."""
         return None if self.tokens is None else self.tokens / statistics.median(self.candidate_s)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of figures that `validator baseline record NAME --figures` takes."""
+        figures: dict[str, Any] = {
+            f"{side} pass": {"value": statistics.median(times), "unit": "s", "samples": list(times)}
+            for side, times in (("reference", self.reference_s), ("candidate", self.candidate_s))
+        }
+        if self.tokens is not None:
+            rates = [self.tokens / seconds for seconds in self.candidate_s]
+            figures["throughput"] = {"value": self.tokens_per_s, "unit": "tokens/s", "samples": rates}
+        figures["peak memory"] = {"value": self.peak_bytes, "unit": "B"}
+        return {"figures": figures, "run": describe_process(world_size=self.world_size)}
+
 
 def measure_speed(
     source: str,
@@ -58,23 +75,24 @@ def measure_speed(
     device: str | None = None,
     dtype: str | None = None,
     tp: int | None = None,
-    folder: Path,
     repeats: int = REPEATS,
 ) -> Speed:
-    """Time both sides of a target on its inputs, after one pass that is not counted.
+    """Time both sides of a target on its inputs, each after one pass that is not counted.
 
     Raises:
         ValidatorError: a side can't be built or run.
     """
-    target = load_target(source, dtype=dtype, device=device, tp=tp)
-    inputs = target.inputs()
-    ours = _timed(target, target.reference(), inputs, repeats, "reference")
-    ranks = on_ranks(
-        _candidate, (source, dtype, device, tp, repeats), nproc=nproc, device=device, folder=folder
-    )
+    options = (source, dtype, device, tp, repeats)
+    ours, _ = alone(_side, ("reference", *options))
+    if nproc == 1:
+        ranks = [alone(_side, ("candidate", *options))]
+    else:
+        with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
+            ranks = on_ranks(_candidate, options, nproc=nproc, device=device, folder=Path(scratch))
+    inputs = flatten(load_target(source, dtype=dtype, device=device, tp=tp).inputs())
     integers = [
         leaf.numel()
-        for leaf in flatten(inputs).values()
+        for leaf in inputs.values()
         if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point()
     ]
     peak, of_device = max(memory for _, memory in ranks)
@@ -84,46 +102,64 @@ def measure_speed(
         tokens=max(integers, default=None),
         peak_bytes=peak,
         of_device=of_device,
+        world_size=nproc,
     )
 
 
-def _candidate(
-    rank: int,
-    world_size: int,
-    source: str,
-    dtype: str | None,
-    device: str | None,
-    tp: int | None,
-    repeats: int,
+def _candidate(rank: int, world_size: int, *options: Any) -> tuple[tuple[float, ...], tuple[int, bool]]:
+    return _side("candidate", *options)
+
+
+def _side(
+    side: str, source: str, dtype: str | None, device: str | None, tp: int | None, repeats: int
 ) -> tuple[tuple[float, ...], tuple[int, bool]]:
+    """Return the seconds of each pass, and the most memory during them."""
     target = load_target(source, dtype=dtype, device=device, tp=tp)
-    times = _timed(target, target.candidate(), target.inputs(), repeats, "candidate")
-    return times, _peak()
+    model = target.reference() if side == "reference" else target.candidate()
+    inputs = target.inputs()
+    on_device = _is_on_device(model)
+    _once(target, model, inputs, side, on_device)
+    _reset_peak(on_device)
+    times = tuple(_once(target, model, inputs, side, on_device) for _ in range(repeats))
+    return times, (_peak_bytes(on_device), on_device)
 
 
-def _timed(
-    target: Target, model: nn.Module, inputs: dict[str, Any], repeats: int, side: str
-) -> tuple[float, ...]:
-    def once() -> float:
-        started = time.perf_counter()
-        with torch.no_grad():
-            feed(target, inputs, model, side)
-        _wait()
-        return time.perf_counter() - started
-
-    once()
-    return tuple(once() for _ in range(repeats))
-
-
-def _wait() -> None:
-    if torch.accelerator.is_available():
+def _once(target: Target, model: nn.Module, inputs: dict[str, Any], side: str, on_device: bool) -> float:
+    started = time.perf_counter()
+    with torch.no_grad():
+        feed(target, inputs, model, side)
+    if on_device:
         torch.accelerator.synchronize()
+    return time.perf_counter() - started
 
 
-def _peak() -> tuple[int, bool]:
-    """Return the most memory that this process had, and whether it is an accelerator's."""
-    reads: Callable[[], int] | None = getattr(torch.accelerator, "max_memory_allocated", None)
-    if torch.accelerator.is_available() and reads is not None:
-        return reads(), True
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024), False
+def _is_on_device(model: nn.Module) -> bool:
+    """Whether a model lies on the accelerator of this machine."""
+    if not torch.accelerator.is_available():
+        return False
+    kind = torch.accelerator.current_accelerator()
+    tensors = [*model.parameters(), *model.buffers()]
+    return kind is not None and any(tensor.device.type == kind.type for tensor in tensors)
+
+
+def _reset_peak(on_device: bool) -> None:
+    """Forget the peak so far, of loading weights; where the system can't, it counts."""
+    if on_device:
+        torch.accelerator.reset_peak_memory_stats()
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
+    except OSError:
+        return
+
+
+def _peak_bytes(on_device: bool) -> int:
+    if on_device:
+        return int(torch.accelerator.max_memory_allocated())
+    try:
+        # What getrusage() tells on Linux has the peak of the process that started this one in it.
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak * (1 if sys.platform == "darwin" else 1024)

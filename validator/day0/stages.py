@@ -10,15 +10,18 @@ from typing import Any
 from rich.filesize import decimal
 
 from validator.checks.findings import Check, Finding, Verdict
+from validator.content import find_suite
 from validator.day0.records import StageResult
 from validator.day0.speed import measure_speed
-from validator.inventory import inventory_of
+from validator.inventory import Inventory, inventory_of
 from validator.progress import Progress
 from validator.report import phrases
 from validator.report.facts import checked
 from validator.report.result import Result
 from validator.target_check import check_target
+from validator.testing.answers import Summary
 from validator.testing.records import Ending, figure_text
+from validator.testing.settings import Settings
 from validator.testing.suites import run_suites
 
 __all__ = ["STAGES", "Context", "Stage"]
@@ -27,12 +30,6 @@ _ENDINGS = {
     Verdict.ALIGNED: Ending.PASSED,
     Verdict.INCONCLUSIVE: Ending.INCONCLUSIVE,
 }
-_END_TO_END = (
-    "test_greedy_texts_part_only_at_ties",
-    "test_sampled_texts_part_only_where_noise_explains_it",
-    "test_distributions_are_as_near_as_noise_allows",
-    "test_perplexity_is_that_of_the_reference",
-)
 _SHOWN = 5
 
 
@@ -43,43 +40,45 @@ class Context:
     Attributes:
         source: the target.
         folder: for reports.
-        options: of the candidate: `nproc`, `device`, `dtype`, `tp`, `recipe`.
-        card_counts: numbers of ranks to compare, such as `"1,2"`, or None for the settings' own.
-        long: whether suites run their long versions.
+        settings: what every stage runs with.
         progress: told what is done.
     """
 
     source: str
     folder: Path
-    options: dict[str, Any]
-    card_counts: str | None = None
-    long: bool = False
+    settings: Settings
     progress: Progress | None = None
+    _inventory: Inventory | None = field(default=None, init=False)
     _checked: Result | None = field(default=None, init=False)
 
     @property
     def building(self) -> dict[str, Any]:
         """What building the candidate takes."""
-        return {"nproc": 1} | {
-            name: self.options[name] for name in ("nproc", "device", "dtype", "tp") if name in self.options
-        }
+        return {name: self.settings.options[name] for name in ("nproc", "device", "dtype", "tp")}
+
+    def inventory(self) -> Inventory:
+        """Return what both models consist of, found out once."""
+        if self._inventory is None:
+            self._inventory = inventory_of(self.source, **self.building)
+        return self._inventory
 
     def result(self) -> Result:
         """Return the judgement of every edge, made once."""
         if self._checked is None:
-            self._checked = check_target(self.source, progress=self.progress, **self.options)
+            self._checked = check_target(self.source, progress=self.progress, **self.settings.options)
             self._checked.write_json(self.folder / "check.json")
         return self._checked
 
     def command(self, name: str, *words: str) -> str:
         """Return a command of ours on this target, to be pasted."""
-        given = [
-            word
-            for key, value in self.options.items()
-            if value not in (None, 1)
-            for word in (f"--{key}", str(value))
-        ]
-        return shlex.join(["validator", name, self.source, *given, *words])
+        given = {key: value for key, value in self.settings.options.items() if (key, value) != ("nproc", 1)}
+        return shlex.join(["validator", name, self.source, *_words(given), *words])
+
+    def run_options(self) -> dict[str, Any]:
+        """Return what suites run with, by key: all of it, so that they ask what the other stages did."""
+        counts = ",".join(map(str, self.settings.card_counts))
+        long = self.settings.long or None
+        return {"target": self.source, **self.settings.options, "card_counts": counts, "long": long}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class Stage:
 
 
 def _inventory(context: Context, stage: Stage) -> StageResult:
-    found = inventory_of(context.source, **context.building)
+    found = context.inventory()
     report = context.folder / "inventory.json"
     report.write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
     if found.problems:
@@ -110,7 +109,10 @@ def _inventory(context: Context, stage: Stage) -> StageResult:
             Ending.FAILED,
             found.problems[0],
             details=found.problems[1:],
-            advice="mend how candidate() loads its weights",
+            advice="mend how this model's weights are loaded: "
+            + " and ".join(f"{side.side}()" for side in found.sides if side.problems and side.rank == 0)
+            if not Path(context.source).is_dir()
+            else "look at the checkpoint's files: they do not fill the model",
             report=report.name,
         )
     return stage.ended(Ending.PASSED, found.summary, report=report.name)
@@ -135,9 +137,37 @@ def _parameters(context: Context, stage: Stage) -> StageResult:
             advice="write `names` in the target: candidate fqn pattern to reference fqn pattern",
             report="check.json",
         )
-    return stage.ended(
-        Ending.PASSED, f"{count} parameters and buffers are the reference's", report="check.json"
+    alone = _without_partner(context.inventory(), result)
+    unchecked = {reason.module for reason in result.outcome.unchecked}
+    unjudged = [name for name in alone if name.rpartition(".")[0] in unchecked]
+    if unjudged:
+        return stage.ended(
+            Ending.INCONCLUSIVE,
+            f"{phrases.count(len(unjudged), 'parameter')} of the reference could not be compared: "
+            f"{phrases.listing(unjudged, _SHOWN)}",
+            advice="write `names` or `layout` in the target, so that each has a partner in the candidate",
+            report="check.json",
+        )
+    beside = (
+        f"; {phrases.count(len(alone), 'parameter')} without a partner of that name, judged by what "
+        f"the module computes: {phrases.listing(alone, _SHOWN)}"
+        if alone
+        else ""
     )
+    return stage.ended(
+        Ending.PASSED, f"{count} parameters and buffers are the reference's{beside}", report="check.json"
+    )
+
+
+def _without_partner(inventory: Inventory, result: Result) -> list[str]:
+    """Return the parameters of the reference that were compared under none of their names."""
+    compared = {
+        f"{judgement.module}.{judgement.path}".removeprefix(".")
+        for judgement in result.outcome.judgements
+        if judgement.check is Check.PARAMETER
+    }
+    side = inventory.reference
+    return [name for name in side.parameters if compared.isdisjoint((name, *side.shared.get(name, ())))]
 
 
 def _layers(context: Context, stage: Stage) -> StageResult:
@@ -167,15 +197,12 @@ def _layers(context: Context, stage: Stage) -> StageResult:
     )
 
 
-def _suite(suite: str, tests: tuple[str, ...] = ()) -> Callable[[Context, Stage], StageResult]:
-    """Return a stage that is a suite, or some of its tests."""
+def _suite(suite: str) -> Callable[[Context, Stage], StageResult]:
+    """Return a stage that is a suite that ships, whatever is called so where the command was typed."""
 
     def run(context: Context, stage: Stage) -> StageResult:
-        options = {"target": context.source, "long": context.long, **context.options}
-        if context.card_counts is not None:
-            options["card_counts"] = context.card_counts
-        names = [f"{suite}::{test}" for test in tests] or [suite]
-        summary = run_suites(names, options={key: value for key, value in options.items() if value})
+        options = context.run_options()
+        summary = run_suites([str(find_suite(suite))], options=options)
         summary.require_sound()
         report = context.folder / f"{suite}.json"
         report.write_text(json.dumps(summary.to_json(), indent=2) + "\n", encoding="utf-8")
@@ -191,27 +218,51 @@ def _suite(suite: str, tests: tuple[str, ...] = ()) -> Callable[[Context, Stage]
                 f"{passed} passed: {phrases.listing(figures, _SHOWN)}" if figures else f"{passed} passed",
                 report=report.name,
             )
-        messages = [answer.message for answer in bad] or list(summary.why_no_answer)
+        first, *others = _reasons(summary)
         return stage.ended(
             summary.verdict,
-            messages[0].splitlines()[0],
-            details=tuple(line for message in messages for line in message.splitlines())[1 : 1 + _SHOWN],
-            advice=f"validator run {suite} --target {shlex.quote(context.source)} shows it alone",
+            first,
+            details=tuple(others[:_SHOWN]),
+            advice=f"{shlex.join(['validator', 'run', suite, *_words(options)])} shows it alone",
             report=report.name,
         )
 
     return run
 
 
+def _reasons(summary: Summary) -> list[str]:
+    """Return why a suite has its verdict, line by line: the tests that ended so first."""
+    told = [answer for answer in summary.answers if answer.ending is summary.verdict]
+    messages = [answer.message or answer.asked for answer in told] or list(summary.why_no_answer)
+    lines = [line for message in messages for line in message.splitlines() if line.strip()]
+    return lines or [summary.sentence]
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    """Return options as a command line has them."""
+    words: list[str] = []
+    for key, value in options.items():
+        if value is not None:
+            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
 def _speed(context: Context, stage: Stage) -> StageResult:
-    found = measure_speed(context.source, folder=context.folder, **context.building)
+    found = measure_speed(context.source, **context.building)
+    report = context.folder / "speed.json"
+    report.write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
     rate = "" if found.tokens_per_s is None else f", {found.tokens_per_s:.4g} tokens/s"
-    memory = "of the accelerator" if found.of_device else "of the process"
+    memory = "on the accelerator" if found.of_device else "in the process"
     return stage.ended(
         Ending.PASSED,
         f"{found.ratio:.3g} times as fast as the reference here{rate}; at most "
-        f"{decimal(found.peak_bytes)} {memory}",
-        details=("measured on the target's inputs, and not judged",),
+        f"{decimal(found.peak_bytes)} {memory} of a rank",
+        details=(
+            f"forward passes on the target's inputs, medians of {len(found.candidate_s)}; the reference "
+            "first, then the candidate, in processes of their own; told, and not judged",
+            f"to keep them: validator baseline record NAME --figures {shlex.quote(str(report))}",
+        ),
+        report=report.name,
     )
 
 
@@ -226,7 +277,7 @@ STAGES = (
     Stage(
         name="end to end",
         asked="Are texts, distributions and perplexity the reference's?",
-        run=_suite("alignment", _END_TO_END),
+        run=_suite("alignment"),
     ),
     Stage(
         name="determinism",

@@ -2,38 +2,37 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from validator.bisecting.identity import content_of, versions
+from validator.capturing.metadata import describe_process
 from validator.day0.records import StageResult
 from validator.errors import UsageError
+from validator.testing.settings import Settings
 
 __all__ = ["State"]
 
 _FILE = "day0.json"
-_OURS = ("accuracy-validator", "torch")
 
 
 class State:
-    """The stages that passed, of a target and options that have not changed since."""
+    """The stages that passed, of a target and settings that have not changed since."""
 
-    def __init__(self, folder: Path, *, source: str, options: Mapping[str, Any], fresh: bool = False) -> None:
+    def __init__(self, folder: Path, *, settings: Settings, fresh: bool = False) -> None:
         """Read what is remembered.
 
         Args:
             folder: of the run.
-            source: the target.
-            options: that it is run with.
+            settings: the target, and what it is run with.
             fresh: forget what is remembered.
 
         Raises:
             UsageError: the folder can't be written.
         """
         self._path = folder / _FILE
-        self._key = _key(source, options)
+        self._key = _key(settings)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if fresh:
@@ -56,7 +55,7 @@ class State:
             self._write()
 
     def _read(self) -> dict[str, StageResult]:
-        """Return the stages of the same target and options; what can't be read counts as none."""
+        """Return the stages of the same target and settings; what can't be read counts as none."""
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
             if document["key"] != self._key:
@@ -76,18 +75,36 @@ class State:
         scratch.replace(self._path)
 
 
-def _key(source: str, options: Mapping[str, Any]) -> str:
-    """Return a hash of the target, the Python files beside it, the options and the versions."""
-    digest = hashlib.blake2b(digest_size=16)
-    path = Path(source)
-    files = sorted(path.parent.glob("*.py")) if path.is_file() else sorted(path.glob("*"))
-    for file in files:
-        digest.update(f"{file.name}\0".encode())
-        if file.suffix in (".py", ".json"):
-            digest.update(file.read_bytes())
-        elif file.is_file():
-            status = file.stat()
-            digest.update(f"{status.st_size} {status.st_mtime_ns}\0".encode())
-    digest.update(json.dumps(dict(options), sort_keys=True, default=str).encode())
-    digest.update(" ".join(version(name) for name in _OURS).encode())
-    return digest.hexdigest()
+def _key(settings: Settings) -> str:
+    """Return a hash of what an answer depends on.
+
+    That is the target with the modules of its folder and of this one that it imports (files of a checkpoint:
+    sizes and times, and what is in small ones), the settings, the files that they name, the machine, and
+    versions of software. Other data that a target reads is not looked at.
+    """
+    run = describe_process(world_size=settings.nproc)
+    said = {
+        "content": _content(Path(settings.target or "")),
+        "settings": asdict(settings),
+        "files": sorted(_stamps(settings)),
+        "versions": versions(),
+        "run": {name: run[name] for name in ("hardware", "software", "determinism")},
+    }
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _content(source: Path) -> dict[str, str]:
+    """Return what the target is made of; one that can't be read passes no stage that could be remembered."""
+    try:
+        return content_of(source, beside=(Path.cwd(),))
+    except (OSError, SyntaxError, ValueError) as error:
+        return {"unreadable": str(error)}
+
+
+def _stamps(settings: Settings) -> Iterator[str]:
+    """Yield size and time of the files that suites read beside the target: samples, and baselines."""
+    for path in (*settings.samples, *settings.baselines.glob("*/*"), *settings.baselines.glob("*.h5")):
+        if path.is_file():
+            state = path.stat()
+            yield f"{path} {state.st_size} {state.st_mtime_ns}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from validator.checks.findings import Check, Finding, Signature
 from validator.checks.signatures import signature_words
+from validator.escapes import printable
 
 __all__ = [
     "NO_BREAK_SPACE",
@@ -25,11 +26,6 @@ __all__ = [
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _DIM_LETTERS = {"batch": "B", "token": "S", "head": "H", "channel": "D", "expert": "E"}
-
-
-def printable(text: str) -> str:
-    """Return `text` with what a terminal would obey instead of show, such as escape codes, spelled out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def number(value: float | str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from validator.numerics.recipes import Recipe
 from validator.scoring.asking import Answers, Questions, ask, read
-from validator.scoring.baseline import Baseline, read_baseline
+from validator.scoring.baseline import StoredLogits, read_logits
 from validator.scoring.choices import judge_text
 from validator.scoring.distances import judge_distribution, judge_perplexity
 from validator.scoring.generation import generate
@@ -68,7 +68,7 @@ def score_target(
         recipe: what the device may round; default the target's own, else `eager`, the looser one of those
             allowed.
         plant: a fault to plant in the candidate first.
-        baseline: capture of an earlier run of a candidate, to compare with as well.
+        baseline: folder of the baseline of an earlier run of a candidate, to compare with as well.
         timeout_s: seconds that the candidate may take.
 
     Raises:
@@ -79,7 +79,7 @@ def score_target(
     target.require("candidate")
     model = target.reference()
     questions = _questions(target, model, plan)
-    stored = None if baseline is None else read_baseline(baseline)
+    stored = None if baseline is None else read_logits(baseline)
     if stored is not None:
         questions = replace(questions, readings={**questions.readings, "baseline": stored.ids})
     run = CandidateRun(
@@ -118,7 +118,7 @@ class _Judge:
         same = answers.dtype is None or answers.dtype == own
         self._dtype: torch.dtype | None = None if same else getattr(torch, str(answers.dtype))
 
-    def scores(self, questions: Questions, baseline: Baseline | None) -> Scores:
+    def scores(self, questions: Questions, baseline: StoredLogits | None) -> Scores:
         made = tuple(questions.texts.values())
         scores = Scores(prompts=questions.prompts, texts=made, unequal_ranks=self._answers.unequal_ranks)
         samplers = tuple(
@@ -183,14 +183,15 @@ class _Judge:
             noise_is_heavy=scores.noise_is_heavy or noise.is_heavy,
         )
 
-    def _versus(self, scores: Scores, baseline: Baseline) -> Scores:
+    def _versus(self, scores: Scores, baseline: StoredLogits) -> Scores:
         ref, noise = self._measured(baseline.ids, slice(None))
         cand = self._answers.readings["baseline"]
         if noise is None:
             return scores
         if baseline.logits.shape != cand.shape:
             why = (
-                f"{baseline.path} has logits {list(baseline.logits.shape)}, the candidate {list(cand.shape)}"
+                f"the baseline {baseline.name} has logits {list(baseline.logits.shape)}, the candidate "
+                f"{list(cand.shape)}"
             )
             return replace(scores, unjudged=(*scores.unjudged, why))
         judged = judge_distribution(
@@ -199,7 +200,7 @@ class _Judge:
             noise=noise,
             groups=_groups(ref),
             baseline=baseline.logits.flatten(0, 1),
-            versus=f"the baseline {baseline.path.name}",
+            versus=f"the baseline {baseline.name}",
         )
         return replace(scores, versus_baseline=judged)
 

@@ -1,4 +1,4 @@
-"""What an earlier run of a candidate read, and its logits, out of its capture.
+"""What an earlier run of a candidate read, and its logits, out of the baseline of a target.
 
 Shape legend: B = sequences, S = tokens, V = vocabulary.
 """
@@ -9,36 +9,49 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from validator.baselines.records import Kind
+from validator.baselines.store import has_baseline, read_baseline
 from validator.capturing.reader import open_capture
 from validator.capturing.records import TensorRef
-from validator.errors import MismatchError
+from validator.errors import MismatchError, ValidatorError
 
-__all__ = ["Baseline", "find_baseline", "read_baseline"]
+__all__ = ["StoredLogits", "find_baseline", "read_logits", "readable_baseline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """A stored run.
+class StoredLogits:
+    """What a stored run read and returned.
 
     Attributes:
-        path: of the capture.
+        name: of the baseline.
         ids: `[B, S]` int64 tokens that it was fed.
         logits: `[B, S, V]` what it returned.
     """
 
-    path: Path
+    name: str
     ids: Tensor
     logits: Tensor
 
 
-def read_baseline(path: Path) -> Baseline:
-    """Read the first call of a model in a capture.
+def read_logits(path: Path) -> StoredLogits:
+    """Read the candidate's first call of a model out of a baseline.
+
+    Args:
+        path: of the baseline's folder, `BASELINES/NAME`.
 
     Raises:
-        CaptureError: there is no capture, or it is damaged.
-        MismatchError: it does not hold the model's own tokens and logits, whole, or tokens are padded.
+        UsageError: there is no such baseline.
+        CaptureError: it is damaged.
+        MismatchError: it holds no candidate, or not the model's own tokens and logits, whole, or tokens are
+            padded. The message has the command that mends it.
     """
-    capture = open_capture(path)
+    baseline = read_baseline(path.name, path.parent)
+    if baseline.kind is not Kind.RUN or baseline.candidate is None:
+        raise MismatchError(
+            f"the baseline {baseline.name!r} holds no run of the candidate, so that nothing says what an "
+            f"earlier version computed: record it too, {_again(path, baseline.source)}"
+        )
+    capture = open_capture(baseline.candidate)
     call = next((c for c in capture.rank(capture.ranks[0]).calls if not c.module and c.n == 0), None)
     found = (
         {}
@@ -53,31 +66,41 @@ def read_baseline(path: Path) -> Baseline:
     if len(stored) < 2:
         lacking = " and ".join(name for name in ("input_ids", "logits") if name not in stored)
         raise MismatchError(
-            f"the baseline {path} does not hold {lacking} of the model's own first call, so that nothing can "
-            "be compared with it: capture it at level full, from inputs() with input_ids"
+            f"the baseline {baseline.name!r} does not hold {lacking} of the model's own first call, whole, "
+            "so that nothing can be compared with it: record it at level full, from inputs() with input_ids, "
+            f"{_again(path, baseline.source)}"
         )
     ids, logits = stored["input_ids"].read().to(torch.int64), stored["logits"].read()
     mask = None if call is None else call.inputs.get("attention_mask")
     if isinstance(mask, TensorRef) and not bool(mask.read().all()):
         raise MismatchError(
-            f"the tokens of the baseline {path} are padded; capture it from inputs() without padding"
+            f"the tokens of the baseline {baseline.name!r} are padded; record it from inputs() without "
+            "padding"
         )
     if logits.ndim != 3 or tuple(logits.shape[:2]) != tuple(ids.shape):
         raise MismatchError(
-            f"the baseline {path} has logits {list(logits.shape)} for tokens {list(ids.shape)}: it must hold "
-            "those of all tokens, whole on its first rank"
+            f"the baseline {baseline.name!r} has logits {list(logits.shape)} for tokens {list(ids.shape)}: "
+            "it must hold those of all tokens, whole on its first rank"
         )
-    return Baseline(path=path, ids=ids, logits=logits)
+    return StoredLogits(name=baseline.name, ids=ids, logits=logits)
 
 
 def find_baseline(folder: Path, source: str) -> Path | None:
-    """Return the capture of a target's candidate in a folder of baselines, or None where there is none.
-
-    Args:
-        folder: of baselines.
-        source: path of the target. For `port.py` it is the candidate of the baseline `port`, or a capture
-            called `port.h5`.
-    """
+    """Return the folder of a target's baseline, `port` for `port.py`, or None where there is none."""
     name = Path(source).stem
-    places = (folder / name / "candidate.h5", folder / name / "candidate", folder / f"{name}.h5")
-    return next((path for path in places if path.exists()), None)
+    return folder / name if has_baseline(name, folder) else None
+
+
+def readable_baseline(folder: Path, source: str) -> Path | None:
+    """Return the same where `read_logits` can read it."""
+    path = find_baseline(folder, source)
+    try:
+        if path is not None:
+            read_logits(path)
+    except ValidatorError:
+        return None
+    return path
+
+
+def _again(path: Path, source: str) -> str:
+    return f"`validator baseline record {path.name} {source}:candidate --update --baselines {path.parent}`"

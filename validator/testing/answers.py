@@ -1,11 +1,9 @@
 """How suites ended: the answer of each test, the verdict on the port, and the exit code."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from validator.testing.records import Checked, Ending, Figure
@@ -136,6 +134,7 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """Return the document of schema 1 (`validator/testing/run_schema.json`)."""
         from validator.capturing.metadata import describe_process
+        from validator.report.json_report import plain
 
         document = {
             "schema": SCHEMA_VERSION,
@@ -146,7 +145,7 @@ class Summary:
             "suites": [asdict(suite) for suite in self.suites],
             "errors": self.why_no_answer,
         }
-        made: dict[str, Any] = _plain(document)
+        made: dict[str, Any] = plain(document)
         return made
 
     def require_sound(self) -> None:
@@ -159,7 +158,7 @@ class Summary:
 
     def _pytest_said(self) -> list[str]:
         code = self.exit_code_of_pytest
-        if code in (0, 1) or (code == 2 and self.errors):
+        if code in (0, 1) or (self.errors and code not in (3, 4, 5)):
             return []
         return [_PYTEST_SAID.get(code, f"pytest was ended: code {code}")]
 
@@ -178,14 +177,3 @@ def _place(answer: Answer) -> str:
 
 def _tests(number: int) -> str:
     return "1 test" if number == 1 else f"{number} tests"
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` in JSON's types; a number that is not finite is its name."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(child) for key, child in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(child) for child in value]
-    return str(value) if isinstance(value, Ending | Path) else value

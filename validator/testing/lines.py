@@ -4,7 +4,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["WIDTH", "message_text", "printable", "wrapped"]
+from validator.escapes import printable
+
+__all__ = ["WIDTH", "message_text", "wrapped"]
 
 WIDTH = 80
 
@@ -35,8 +37,3 @@ def wrapped(text: str, *, head: str = "") -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     ) or [""]
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters, such as escape codes, spelled out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,8 +1,11 @@
 """Call a function on ranks of this machine and bring back what it returns."""
 
 import importlib.machinery
+import multiprocessing
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,7 +13,7 @@ from uuid import uuid4
 from validator.errors import LaunchError, UsageError
 from validator.launch import launch
 
-__all__ = ["on_ranks"]
+__all__ = ["alone", "on_ranks"]
 
 
 def on_ranks(
@@ -51,6 +54,27 @@ def on_ranks(
     kind = (device or "cpu").partition(":")[0]
     launch(_on_rank, (function, args, results), nproc=nproc, timeout_s=timeout_s, device=kind)
     return [pickle.loads((results / f"{rank}.pickle").read_bytes()) for rank in range(nproc)]
+
+
+def alone(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call `function(*args)` in a new process without a process group, and return what it returned.
+
+    Args:
+        function: of a module that new processes can import.
+        args: picklable, as is what it returns.
+
+    Raises:
+        LaunchError: the process died.
+        ValidatorError: the function raised it.
+    """
+    _check_importable(function)
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *args).result()
+        except BrokenProcessPool:
+            raise LaunchError(
+                f"the process that ran {_name(function)} died, as one does that runs out of memory"
+            ) from None
 
 
 def _on_rank(

@@ -1,7 +1,7 @@
 """A pytest plugin that writes how each test ended to a file, for `validator run`, which reads it.
 
-Loaded by `-p validator.testing.recorder`. One JSON document a line: of a test, or of a file that could not
-be collected. With xdist the controller writes.
+Loaded by `-p validator.testing.recorder`. One JSON document a line: of a test that begins, of how it ended,
+that it is done with, or of a file that could not be collected. With xdist the controller writes.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 from validator.pytest_plugin import asked_by
 from validator.testing.section import ending_of, message_of, record_of
 
-__all__ = ["read_records"]
+__all__ = ["read_records", "running"]
 
 _FILE = pytest.StashKey[Path]()
 
@@ -60,6 +60,12 @@ class _Writer:
             }
         )
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write({"begins": nodeid})
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write({"is_done": nodeid})
+
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             message = str(report.longreprtext).strip().rpartition("\n")[2].removeprefix("E ").strip()
@@ -71,7 +77,22 @@ class _Writer:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the documents of a file, none where pytest ended before it wrote one."""
+    """Return the documents of a file, none where pytest ended before it wrote one.
+
+    The last line may be cut, where pytest died while it wrote.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    documents = [json.loads(line) for line in lines]
+    try:
+        return [*documents, json.loads(last)]
+    except json.JSONDecodeError:
+        return documents
+
+
+def running(documents: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the tests that began and were not done."""
+    done = {document["is_done"] for document in documents if "is_done" in document}
+    begun = dict.fromkeys(document["begins"] for document in documents if "begins" in document)
+    return tuple(name for name in begun if name not in done)

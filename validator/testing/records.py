@@ -22,6 +22,25 @@ class Ending(StrEnum):
     COULD_NOT_RUN = "could_not_run"
     NOT_APPLICABLE = "not_applicable"
 
+    @property
+    def words(self) -> str:
+        """As a reader sees it."""
+        return self.replace("_", " ")
+
+    @property
+    def style(self) -> str:
+        """Of its words in a terminal, as rich names it."""
+        return _STYLES[self]
+
+
+_STYLES = {
+    Ending.PASSED: "green",
+    Ending.FAILED: "bold red",
+    Ending.INCONCLUSIVE: "yellow",
+    Ending.COULD_NOT_RUN: "yellow",
+    Ending.NOT_APPLICABLE: "dim",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -30,6 +49,7 @@ class Figure:
     Attributes:
         limit: what it was held to, or None where nothing depends on it.
         error: its standard error, or None where it has none or nobody knows it.
+        samples: the measurements that `value` sums up, where there were several.
     """
 
     name: str
@@ -37,6 +57,7 @@ class Figure:
     unit: str = ""
     limit: float | int | str | None = None
     error: float | None = None
+    samples: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,14 @@
 """Write what a repository needs to test its port: a target, its settings, a test, and a job of its CI.
 
-What is there already is left alone. Everything is looked at before anything is written.
+What is there already is left alone. All texts are written beside their places first, and take them then, so
+that a folder that can't be written is found before any file has changed.
 """
 
+import errno
+import shutil
 import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -43,7 +48,7 @@ def scaffold(folder: Path, *, force: bool = False) -> tuple[Written, ...]:
             `[tool.validator]` it gets one at its end, and with one it is kept.
 
     Raises:
-        UsageError: a file is there already, or can't be written; nothing was written.
+        UsageError: a file is there already, or can't be written; no file has changed.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is a file; name a folder")
@@ -62,13 +67,42 @@ def scaffold(folder: Path, *, force: bool = False) -> tuple[Written, ...]:
     for name, path in FILES.items():
         written.append(Written(path=path, how="replaced" if path in there else "made"))
         texts[path] = _template(name)
-    for path, text in texts.items():
-        try:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(text.encode())
-        except OSError as error:
-            raise UsageError(f"{str(folder / path)!r} can't be written: {error.strerror}") from None
+    _write(folder, texts)
     return tuple(written)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write each text beside its place, then put all in place; where one can't be written, none is.
+
+    Raises:
+        UsageError: one can't be written.
+    """
+    staged: dict[Path, Path] = {}
+    made: list[Path] = []
+    path = folder
+    try:
+        for name, text in texts.items():
+            path = folder / name
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            missing = [parent for parent in path.parents if not parent.exists()]
+            for parent in reversed(missing):
+                parent.mkdir()
+                made.append(parent)
+            path = path.resolve()
+            staged[path] = path.with_name(f".{path.name}.new")
+            staged[path].write_bytes(text.encode())
+            if path.exists():
+                shutil.copymode(path, staged[path])
+    except OSError as error:
+        for scratch in staged.values():
+            scratch.unlink(missing_ok=True)
+        for parent in reversed(made):
+            with suppress(OSError):
+                parent.rmdir()
+        raise UsageError(f"{str(path)!r} can't be written: {error.strerror}; nothing was written") from None
+    for path, scratch in staged.items():
+        scratch.replace(path)
 
 
 def _demand_folders(folder: Path) -> None:

@@ -16,11 +16,20 @@ from validator.testing.records import Ending, Failure, Figure, Record, figure_te
 __all__ = ["attach", "ending_of", "message_of", "record_of", "section_lines"]
 
 _KEY = "validator_record"
+_NOTHING_COMPARED = (
+    "it passed, but compared nothing: call check(), assert_aligned(), require() or figure() of `validation`"
+)
 
 
 def attach(report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[None], record: Record) -> None:
-    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone."""
+    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone.
+
+    A test that has the fixture `validation` and compared nothing did not pass: it is an error.
+    """
     error = None if call.excinfo is None else call.excinfo.value
+    if report.when == "call" and report.passed and record.judges and not record.compared:
+        report.outcome = "failed"
+        error = PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=_NOTHING_COMPARED))
     if report.failed and error is not None:
         if isinstance(error, ValidatorError):
             error = PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=str(error)))
@@ -87,7 +96,7 @@ def _said(report: Any, record: dict[str, Any]) -> Iterator[str]:
     yield (
         message.partition("\n")[0]
         if ending is Ending.FAILED
-        else ": ".join(filter(None, (ending.replace("_", " "), message.partition("\n")[0])))
+        else ": ".join(filter(None, (ending.words, message.partition("\n")[0])))
     )
     for figure in record["figures"]:
         yield figure_text(Figure(**figure))

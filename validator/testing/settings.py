@@ -1,7 +1,8 @@
 """What tests of a port run with: from the command line, `[tool.validator]`, and the marker of a test.
 
-The marker goes before the command line, the command line before `pyproject.toml`. Paths are relative to
-the folder of the file that says them; those of the command line to where it was typed.
+The marker goes before the command line, the command line before `pyproject.toml`. Paths of `pyproject.toml`
+are relative to its folder, those of the command line to where it was typed, and those of a marker to the root
+folder of pytest's run.
 """
 
 import difflib
@@ -34,6 +35,7 @@ class Settings:
             reference and of the candidate.
         long: whether suites run their long versions.
         update_baselines: whether baselines may be written.
+        names_baselines: whether somebody named their folder, so that baselines are asked for.
     """
 
     target: str | None = None
@@ -48,6 +50,7 @@ class Settings:
     samples: tuple[Path, ...] = ()
     long: bool = False
     update_baselines: bool = False
+    names_baselines: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -79,12 +82,14 @@ def read_settings(
     Raises:
         UsageError: a key that does not exist, or a value that is not legal.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if key not in KEYS:
             raise UsageError(f"no such setting: {name(key)}.{_nearest(key)} There are {', '.join(KEYS)}")
         if value is not None:
             found[key] = KEYS[key](name(key), value, folder)
+    if "baselines" in found:
+        found["names_baselines"] = True
     return replace(base, **found)
 
 

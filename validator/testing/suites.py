@@ -1,9 +1,11 @@
 """Run suites through pytest, in a process of its own, and bring back how each test ended.
 
 The run has a configuration of its own: `[tool.validator]`, and the `conftest.py` files of the folders, hold;
-the options that a project has for pytest don't, so that they can't change what a suite says.
+the options that a project, or PYTEST_ADDOPTS, has for pytest don't, so that they can't change what a suite
+says.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -15,13 +17,12 @@ from typing import Any
 from validator.content import find_suite
 from validator.errors import UsageError
 from validator.testing.answers import Answer, Suite, Summary
-from validator.testing.recorder import read_records
+from validator.testing.recorder import read_records, running
 from validator.testing.records import Checked, Ending, Figure
 from validator.testing.settings import config_file, configured, read_settings
 
 __all__ = ["run_suites", "suite_path"]
 
-_NOTHING_COMPARED = "it passed, but compared nothing"
 _STDERR = 2
 
 
@@ -47,7 +48,8 @@ def run_suites(names: Sequence[str], *, options: dict[str, Any], junit: Path | N
         records = Path(scratch) / "records.jsonl"
         command = _command(found, Path(scratch), records, options, junit)
         # What pytest prints, and what targets print, is progress: the result alone goes to stdout.
-        exit_code = subprocess.run(command, stdout=_STDERR, check=False).returncode
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        exit_code = subprocess.run(command, stdout=_STDERR, check=False, env=environment).returncode
         lines = read_records(records)
     return Summary(
         settings=settings,
@@ -55,7 +57,10 @@ def run_suites(names: Sequence[str], *, options: dict[str, Any], junit: Path | N
             Suite(name=name, path=str(path), answers=_answers(lines, path, test))
             for name, (path, test) in zip(names, found, strict=True)
         ),
-        errors=tuple(line["error"] for line in lines if "error" in line),
+        errors=(
+            *(line["error"] for line in lines if "error" in line),
+            *(f"pytest ended with code {exit_code} while {name} ran" for name in running(lines)),
+        ),
         exit_code_of_pytest=exit_code,
     )
 
@@ -117,14 +122,11 @@ def _is_meant(nodeid: str, test: str) -> bool:
 def _answer(line: dict[str, Any]) -> Answer:
     record = line["record"] or {}
     failure = record.get("failure") or {}
-    ending, message = Ending(line["ending"]), line["message"]
-    if ending is Ending.PASSED and record.get("judges") and not record["compared"]:
-        ending, message = Ending.COULD_NOT_RUN, _NOTHING_COMPARED
     return Answer(
         id=line["id"],
         asked=line["asked"],
-        ending=ending,
-        message=message,
+        ending=Ending(line["ending"]),
+        message=line["message"],
         module=failure.get("module"),
         rank=failure.get("rank"),
         evidence=failure.get("evidence", {}),

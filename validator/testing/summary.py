@@ -7,19 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from validator.escapes import printable
 from validator.testing.answers import Answer, Suite, Summary
-from validator.testing.lines import printable
-from validator.testing.records import Ending, figure_text
+from validator.testing.records import figure_text
 
 __all__ = ["summary_markdown", "summary_screen"]
 
-_STYLES = {
-    Ending.PASSED: "green",
-    Ending.FAILED: "bold red",
-    Ending.INCONCLUSIVE: "yellow",
-    Ending.COULD_NOT_RUN: "yellow",
-    Ending.NOT_APPLICABLE: "dim",
-}
 _FIGURES = 4
 
 
@@ -28,7 +21,7 @@ def summary_screen(summary: Summary) -> RenderableType:
     parts: list[RenderableType] = [Text(printable(str(summary.settings)), style="dim")]
     for suite in summary.suites:
         parts += [Text(), _table(suite)]
-    parts += [Text(), Text(printable(summary.sentence), style=_STYLES[summary.verdict])]
+    parts += [Text(), Text(printable(summary.sentence), style=summary.verdict.style)]
     return Group(*parts)
 
 
@@ -38,7 +31,7 @@ def summary_markdown(summary: Summary) -> str:
     for suite in summary.suites:
         lines += ["", f"### {_escaped(suite.name)}", "", "| asked | result | figures |", "|---|---|---|"]
         for answer in suite.answers:
-            cells = (answer.asked, _word(answer.ending), _said(answer))
+            cells = (answer.asked, answer.ending.words, _said(answer))
             lines.append(f"| {' | '.join(map(_escaped, cells))} |")
     return "\n".join(lines) + "\n"
 
@@ -58,7 +51,7 @@ def _table(suite: Suite) -> Table:
     for answer in suite.answers:
         table.add_row(
             Text(printable(answer.asked)),
-            Text(_word(answer.ending), style=_STYLES[answer.ending]),
+            Text(answer.ending.words, style=answer.ending.style),
             Text(printable(_said(answer))),
         )
     if not suite.answers:
@@ -79,10 +72,6 @@ def _parts(answer: Answer) -> Iterator[str]:
     if answer.rank is not None and f"rank {answer.rank}" not in answer.message:
         yield f"rank {answer.rank}"
     yield from (figure_text(figure) for figure in answer.figures[:_FIGURES])
-
-
-def _word(ending: Ending) -> str:
-    return ending.replace("_", " ")
 
 
 def _escaped(text: str) -> str:

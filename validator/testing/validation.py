@@ -7,14 +7,14 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
-from validator.errors import UsageError
+from validator.errors import UsageError, ValidatorError
 from validator.testing.failures import PortFailure
 from validator.testing.records import Checked, Ending, Failure, Figure, Record, plain
 from validator.testing.settings import Settings
@@ -22,6 +22,7 @@ from validator.testing.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from validator.baselines.recording import RunOptions
     from validator.numerics.recipes import Recipe
     from validator.report.result import Result
 
@@ -90,8 +91,8 @@ class Validation:
     ) -> None:
         """Hold a target's candidate to a baseline, and fail the test unless it is what the baseline was.
 
-        With `--validator-update-baselines` the baseline is recorded first, and nothing else writes one: a
-        missing one fails.
+        With `--validator-update-baselines` a baseline that is missing, or that this run is not, is recorded:
+        the test then fails with what changed, and passes the next time. Nothing else writes one.
 
         Args:
             name: of the baseline, in the configured folder.
@@ -104,26 +105,46 @@ class Validation:
             ValidatorError: there is no such baseline, or the two can't be compared.
         """
         from validator.baselines.checking import check_run
-        from validator.baselines.recording import RunOptions, record_run
+        from validator.baselines.recording import RunOptions
 
         source = self._source(target)
         run = RunOptions(**{**self.settings.options, **options})
         folder = self.settings.baselines
         with _quiet():
-            if self.settings.update_baselines:
-                command = "pytest --validator-update-baselines"
-                recorded = record_run(
-                    name, source, side, folder=folder, options=run, update=True, command=command
-                )
-                self.require(recorded.exit_code == 0, recorded.summary)
-                self.figure(f"baseline {name}", recorded.summary)
-            result = check_run(name, source, folder=folder, options=run, demands_bits=demands_bits)
+            try:
+                result = check_run(name, source, folder=folder, options=run, demands_bits=demands_bits)
+            except ValidatorError as error:
+                if not self.settings.update_baselines:
+                    raise
+                self._record_baseline(name, source, side, run, str(error))
+        if self.settings.update_baselines and (result.exit_code or result.differing):
+            with _quiet():
+                self._record_baseline(name, source, side, run, result.summary)
         first = None if result.comparison is None else result.comparison.first_divergence
         self.figure(f"baseline {name}", str(result.verdict))
         if result.exit_code == _INCONCLUSIVE:
             self.inconclusive(result.summary)
         module, rank = (None, None) if first is None else (first.module, first.rank)
         self.require(result.exit_code == 0, result.summary, module=module, rank=rank)
+
+    def _record_baseline(self, name: str, source: str, side: str, run: "RunOptions", why: str) -> NoReturn:
+        """Record a run, and fail the test with what the baseline has otherwise now."""
+        from validator.baselines.recording import record_run
+
+        made = record_run(
+            name,
+            source,
+            side,
+            folder=self.settings.baselines,
+            options=run,
+            update=True,
+            command="pytest --validator-update-baselines",
+        )
+        self.figure(f"baseline {name}", "recorded" if made.exit_code == 0 else "refused")
+        if made.exit_code:
+            self.fail(made.summary)
+        rows = [f"  {label}  {text}" for label, text in made.rows()]
+        self.fail("\n".join([f"{made.summary}, because: {why}", *rows, "  next  review it, then run again"]))
 
     def assert_aligned(
         self,
@@ -177,6 +198,7 @@ class Validation:
         unit: str = "",
         limit: float | int | str | None = None,
         error: float | None = None,
+        samples: Sequence[float] = (),
     ) -> None:
         """Keep a figure of this test for the terminal, the JUnit file and the summary; judge nothing.
 
@@ -186,6 +208,7 @@ class Validation:
             unit: of the value; with a time or bytes in it, it is one of speed or memory.
             limit: what it was held to.
             error: its standard error; a baseline of figures judges a change by it.
+            samples: the measurements that it sums up; a baseline tells by them what chance explains.
         """
         held = None if limit is None else plain(limit)
         self._record.tell(
@@ -195,6 +218,7 @@ class Validation:
                 unit=unit,
                 limit=held,
                 error=None if error is None else float(error),
+                samples=tuple(float(sample) for sample in samples),
             )
         )
 
@@ -371,9 +395,7 @@ def _quiet() -> AbstractContextManager[None]:
 def _slug(nodeid: str) -> str:
     """Return a file's name that is a test's alone: its path and name, shortened and told apart by a hash."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", nodeid.replace(".py::", "::")).strip("-")
-    is_plain = len(words) <= _LONGEST_NAME and "[" not in nodeid
-    mark = hashlib.blake2b(nodeid.encode(), digest_size=4).hexdigest()
-    return words if is_plain else f"{words[:_LONGEST_NAME]}-{mark}"
+    return f"{words[:_LONGEST_NAME]}-{hashlib.blake2b(nodeid.encode(), digest_size=4).hexdigest()}"
 
 
 NO_TARGET = (
