@@ -51,8 +51,8 @@ Attention is one kernel, which has the scale.
 
 _EPS = 6e-3
 """Of a layer's mean square, which is about 1 in the first and grows by 1 a layer: the first fault divides by
-1.003, and so moves each element by 0.4 to 0.8 ulp of bfloat16. Half of it is as much as a norm that adds up in
-bfloat16 is off, on 64 tokens, and is called so: its module is named, as `undeclared_precision`."""
+1.003, and so moves each element by 0.4 to 0.8 ulp of bfloat16. Half of it is as much as a norm that adds up
+in bfloat16 is off, on 64 tokens, and is called so: its module is named, as `undeclared_precision`."""
 
 _COLUMNS = (
     "fault",

@@ -27,7 +27,8 @@ def folder(pytester: pytest.Pytester) -> Path:
 
 def write(folder: Path, *, seed: int) -> None:
     seeded = f"\n\ndef reference():\n    torch.manual_seed({seed})\n    return Net()\n"
-    seeded += f"\n\ndef candidate(dtype=torch.bfloat16):\n    torch.manual_seed({seed})\n    return Net().to(dtype)\n"
+    seeded += f"\n\ndef candidate(dtype=torch.bfloat16):\n    torch.manual_seed({seed})\n"
+    seeded += "    return Net().to(dtype)\n"
     write_port(folder, seeded)
 
 
