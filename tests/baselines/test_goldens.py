@@ -31,10 +31,15 @@ def test_an_example_is_what_its_golden_was(name: str) -> None:
     assert any(note.startswith("sampled: ") for note in found.notes)
 
 
+# Behind a router, whose near ties go either way in healthy runs, nothing is called divergent by noise alone.
+VERDICTS = {"tiny-dense": Verdict.DIVERGENT, "tiny-moe": Verdict.INCONCLUSIVE}
+
+
 @pytest.mark.parametrize(("name", "fault"), FAULTS.items(), ids=list(FAULTS))
 def test_a_planted_fault_is_not_what_the_golden_was(name: str, fault: str) -> None:
     found = check_run(name, example(name), folder=GOLDENS, options=RunOptions(plant=fault))
-    assert found.verdict is Verdict.DIVERGENT, found.summary
+    assert found.verdict is VERDICTS[name], found.summary
+    assert "beyond their noise" in found.summary or found.exit_code == 1
 
 
 def test_goldens_are_small_and_tell_nothing_of_the_machine_that_recorded_them() -> None:

@@ -232,7 +232,7 @@ def test_the_commands_record_check_list_and_show(tmp_path: Path) -> None:
     assert (document["verdict"], document["bits_differ_in"]) == ("aligned", [])
     stored = Path(folder) / "one" / "candidate.h5"
     before = stored.read_bytes()
-    for path in (stored, Path(folder) / "new.json", Path(target)):
+    for path in (stored, Path(target)):
         assert run("check", "one", target, "--json", str(path))[0] == 2
     for words in (["list"], ["show", "one"]):
         assert run(*words, "--json", str(stored))[0] == 2
