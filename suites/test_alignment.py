@@ -14,7 +14,7 @@ import pytest
 
 from validator.errors import MismatchError
 from validator.report.result import Result
-from validator.scoring.alignment import Plan, Scores, score_target
+from validator.scoring.alignment import NotGenerativeError, Plan, Scores, score_target
 from validator.scoring.baseline import find_baseline, read_logits, readable_baseline
 from validator.scoring.layers import blame, parameters_judged, wrong_parameters
 from validator.scoring.samples import ranked, read_files
@@ -136,7 +136,12 @@ def checked(validation: Validation) -> Result:
 def scored(validation: Validation) -> Scores:
     """Return the scores of texts, made once."""
     found = readable_baseline(validation.settings.baselines, validation.source)
-    scores = validation.shared(_score, validation.source, tuple(validation.settings.options.items()), found)
+    try:
+        scores = validation.shared(
+            _score, validation.source, tuple(validation.settings.options.items()), found
+        )
+    except NotGenerativeError as error:
+        validation.not_applicable(str(error))
     validation.require(not scores.unequal_ranks, scores.problems[0] if scores.problems else "")
     return scores
 

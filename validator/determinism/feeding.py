@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from validator.determinism.batches import NotBatchedError, batch_of
 from validator.determinism.variants import Variant
 from validator.errors import TargetError
-from validator.long_context.calling import cache_argument
+from validator.long_context.calling import cache_argument, cache_options, returned_cache
 from validator.runs import copied
 from validator.target import Target, moved
 from validator.target_file import describe
@@ -73,23 +73,15 @@ def feed_variant(
         # A cache that is not there yet is not handed over either: some models make their own only then.
         kept = {} if cache is None else {name: cache}
         try:
-            made = model(input_ids=piece, use_cache=True, **kept)
+            made = model(input_ids=piece, **cache_options(model), **kept)
         except Exception as error:  # either side's code may raise anything
             raise TargetError(
                 f"the {side} fails on a chunk of {piece.shape[1]} tokens: {describe(error)}"
             ) from error
-        cache = _cache(made, name)
+        cache = returned_cache(made, name)
         if cache is None and len(variant.chunks) > 1:
             raise NotBatchedError(
-                f"the {side} takes {name!r} and returned none when it was called with use_cache=True, so its "
-                "prompt can't be fed in chunks"
+                f"the {side} takes {name!r} and returned none, so its prompt can't be fed in chunks"
             )
         returned.append(made)
     return returned
-
-
-def _cache(made: Any, name: str) -> Any:
-    for attribute in (name, "past_key_values", "cache"):
-        if getattr(made, attribute, None) is not None:
-            return getattr(made, attribute)
-    return made[1] if isinstance(made, tuple) and len(made) > 1 else None

@@ -88,22 +88,17 @@ class Study:
 
     def card_counts(self, nproc: int) -> Answer:
         """D2: see `card_counts`; of so many ranks against one."""
-        if self._tp is not None and self._tp != nproc:
-            return Answer(
-                skipped=f"tp is {self._tp}, so {nproc} ranks can't be compared with one: leave it out"
-            )
         return card_counts(self._on(1), self._on(nproc), self._oracle)
 
     def _on(self, nproc: int) -> RunSet:
         if nproc not in self._runs:
             folder = Path(self._scratch.name) / f"on-{nproc}"
             folder.mkdir()
+            tp = None if self._tp is None else nproc  # a checkpoint's group is all of its ranks
             variants = list(repeat_variants(self._repeats))
             if nproc == self._nproc:
                 variants += self._variants()
-            job = Job(
-                source=self._source, folder=folder, variants=tuple(variants), tp=self._tp, **self._options
-            )
+            job = Job(source=self._source, folder=folder, variants=tuple(variants), tp=tp, **self._options)
             self._runs[nproc] = run_variants(job, nproc=nproc, launcher=self._launcher)
         return self._runs[nproc]
 

@@ -18,6 +18,7 @@ from validator.capturing.copies import local_part
 __all__ = ["CacheView", "LayerView", "StoredLayer", "layer_views", "sizes_of"]
 
 _DEPTH = 4
+_DIMS = 4  # of keys and of values: batch, heads, tokens, channels
 
 
 class LayerView(Protocol):
@@ -162,7 +163,8 @@ def layer_views(cache: Any) -> tuple[LayerView, ...] | None:
         return tuple(cache.layer_views())
     if isinstance(cache, tuple | list):
         pairs = [pair for pair in cache if isinstance(pair, tuple | list) and len(pair) >= 2]
-        if cache and len(pairs) == len(cache) and all(isinstance(x, Tensor) for p in pairs for x in p[:2]):
+        is_keys = all(isinstance(x, Tensor) and x.dim() == _DIMS for pair in pairs for x in pair[:2])
+        if cache and len(pairs) == len(cache) and is_keys:
             return tuple(_Pair(keys=pair[0], values=pair[1]) for pair in pairs)
         return None
     layers = getattr(cache, "layers", None)

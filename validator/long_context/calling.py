@@ -5,21 +5,32 @@ Shape legend: s = tokens of a call, V = vocabulary.
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from validator.capturing.compiled import seen_through
 from validator.errors import TargetError
 from validator.target_file import describe
 
-__all__ = ["cache_argument", "configured_cache", "device_of", "ported"]
+__all__ = ["cache_argument", "cache_options", "configured_cache", "device_of", "ported", "returned_cache"]
+
+_NAMES = ("cache", "past_key_values")
 
 
 def cache_argument(model: nn.Module) -> str | None:
     """Return what a model's forward calls its cache, or None where it takes none."""
-    names = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in names), None)
+    names = inspect.signature(seen_through(model).forward).parameters
+    return next((name for name in _NAMES if name in names), None)
+
+
+def cache_options(model: nn.Module) -> dict[str, Any]:
+    """Return what asks a model that takes a cache for one: `use_cache`, where its forward knows it."""
+    parameters = inspect.signature(seen_through(model).forward).parameters
+    knows = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {"use_cache": True} if knows else {}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -42,7 +53,7 @@ def ported(
     Raises:
         TargetError: the model fails, or returns no logits for each token, or no cache where it is asked.
     """
-    options = {} if argument is None else {argument: cache, "use_cache": True}
+    options = {} if argument is None else {argument: cache, **cache_options(model)}
     try:
         with torch.no_grad():
             made = model(input_ids=ids, **options)
@@ -51,19 +62,20 @@ def ported(
         raise TargetError(
             f"the candidate fails on {ids.shape[1]} tokens{after}: {describe(error)}"
         ) from error
-    logits = made[0] if isinstance(made, tuple) else getattr(made, "logits", made)
+    named = made.get("logits") if isinstance(made, Mapping) else getattr(made, "logits", made)
+    logits = made[0] if isinstance(made, tuple) else named
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
-        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(made).__name__
         raise TargetError(
             f"the candidate returned {shown} for tokens {list(ids.shape)}; it must return logits of each"
         )
     if hasattr(logits, "full_tensor"):
         logits = logits.full_tensor()
-    back = None if argument is None else _returned_cache(made, argument, cache)
+    back = None if argument is None else returned_cache(made, argument)
+    back = cache if back is None else back
     if argument is not None and back is None:
         raise TargetError(
-            f"the candidate takes {argument!r} and returned none when it was called with use_cache=True; "
-            "return the cache beside the logits"
+            f"the candidate takes {argument!r} and returned none; return the cache beside the logits"
         )
     return logits[0].detach().cpu(), back
 
@@ -80,10 +92,13 @@ def configured_cache(model: nn.Module, total: int) -> Any:
     return library.QuantizedCache(config=model.config, **{"backend": "fp8", **dict(options)})
 
 
-def _returned_cache(made: Any, argument: str, cache: Any) -> Any:
+def returned_cache(made: Any, argument: str) -> Any:
+    """Return the cache in what a model returned, under its argument's name or second of a tuple, or None."""
     if isinstance(made, tuple):
-        return made[1] if len(made) > 1 else cache
+        return made[1] if len(made) > 1 else None
     # transformers warns when the name it gave up is read.
     names = made.keys() if hasattr(made, "keys") else vars(made) if hasattr(made, "__dict__") else ()
-    name = next((name for name in (argument, "cache", "past_key_values") if name in names), None)
-    return cache if name is None else getattr(made, name)
+    name = next((name for name in (argument, *_NAMES) if name in names), None)
+    if name is None:
+        return None
+    return made[name] if isinstance(made, Mapping) else getattr(made, name)

@@ -1,6 +1,6 @@
 """What a model's configuration says of its context: how many positions, and which windows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,9 @@ def context_of(model: nn.Module) -> Context:
 
 
 def _trained(config: Any, limit: int | None) -> int | None:
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(rope, Mapping):
+        return None
     named = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     sizes = [_size(each.get("original_max_position_embeddings")) for each in named]
     found = min((size for size in sizes if size is not None), default=None)

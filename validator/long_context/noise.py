@@ -33,6 +33,8 @@ CONTROLS = 4
 """Runs that the noise is measured by. One is not enough behind a router: a choice that flips in the candidate
 and not in the control made 25 times its error in a healthy run, and 1.5 times that of four (measured)."""
 
+_MASKED = 1e30  # no model's logit: what is as large stands for an entry that is never chosen
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
@@ -72,7 +74,9 @@ def measured_band(
     for seed in range(controls):
         total += _distance(_dithered(control, tokens, dtype=dtype, seed=seed), logits).square()
     # What storing the logits does is in every run, where the controls by chance show none.
-    storage = format_of(dtype).unit_roundoff * logits.square().mean(-1).sqrt() / 3**0.5 / 2
+    # Entries of a padded vocabulary are masked by infinities, or by the format's lowest number.
+    real = logits.masked_fill(~(logits.abs() < _MASKED), 0.0)
+    storage = format_of(dtype).unit_roundoff * real.square().mean(-1).sqrt() / 3**0.5 / 2
     return Band(logits=logits, sigma=torch.maximum((total / controls).sqrt(), storage), has_chosen=has_chosen)
 
 
@@ -176,5 +180,6 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def _distance(logits: Tensor, reference: Tensor) -> Tensor:
     """Return `[T]` root mean square differences; what both mask alike counts as equal."""
-    apart = torch.where(logits == reference, 0.0, logits - reference)
+    are_masked = ~(logits.abs() < _MASKED) & ~(reference.abs() < _MASKED) & ~logits.isnan()
+    apart = torch.where((logits == reference) | are_masked, 0.0, logits - reference)
     return apart.square().mean(-1).sqrt()

@@ -88,7 +88,7 @@ class Seen:
         argument: what the candidate calls its cache; None where it takes none.
         whole: a prompt longer than any window in chunks, then decoding.
         across: decoding across the edge of the window; None where there is none, or `whole` has it.
-        shared: two texts that share a prefix; None without a cache.
+        shared: two texts that share a prefix; None without a cache that can be copied, or room for them.
     """
 
     dtype: torch.dtype
@@ -120,8 +120,10 @@ def see(rank: int, world_size: int, run: LongRun, context: Context) -> Seen:
     argument = cache_argument(model)
     whole = drive(model, prompt, schedule)
     across = None if edge is None or argument is None else drive(model, prompt, edge)
-    text = prompt_of(ids, _PREFIX + _FOLLOWING, vocabulary=vocabulary, source=run.source)
-    shared = None if argument is None else share_prefix(model, text, prefix=_PREFIX)
+    shared = None
+    if argument is not None and (context.limit is None or context.limit >= _PREFIX + _FOLLOWING):
+        text = prompt_of(ids, _PREFIX + _FOLLOWING, vocabulary=vocabulary, source=run.source)
+        shared = share_prefix(model, text, prefix=_PREFIX)
     seen = Seen(dtype=dtype_of(model), argument=argument, whole=whole, across=across, shared=shared)
     return seen if rank == 0 else _without_logits(seen)
 

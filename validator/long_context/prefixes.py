@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from validator.errors import UsageError
 from validator.long_context.cache_views import layer_views
 from validator.long_context.calling import cache_argument, device_of, ported
 from validator.long_context.driving import CacheWatch
@@ -38,7 +37,7 @@ class SharedPrefix:
     changed: tuple[bool | None, ...]
 
 
-def share_prefix(model: nn.Module, text: Tensor, *, prefix: int) -> SharedPrefix:
+def share_prefix(model: nn.Module, text: Tensor, *, prefix: int) -> SharedPrefix | None:
     """Let two texts go on from one prefix, and compute both again.
 
     Args:
@@ -46,8 +45,10 @@ def share_prefix(model: nn.Module, text: Tensor, *, prefix: int) -> SharedPrefix
         text: `[T]` int64; after the prefix come both ends.
         prefix: how many tokens are shared.
 
+    Returns:
+        What came of it, or None where the cache can't be copied.
+
     Raises:
-        UsageError: the cache can't be copied.
         TargetError: the model fails.
     """
     argument, device = cache_argument(model), device_of(model)
@@ -71,7 +72,11 @@ def share_prefix(model: nn.Module, text: Tensor, *, prefix: int) -> SharedPrefix
     _, shared = ported(model, given, cache=None, argument=argument)
     watch = CacheWatch()
     before = watch.read(layer_views(shared) or ())
-    reused = tuple(ended(_copied(shared), end) for end in ends)
+    try:
+        copies = [copy.deepcopy(shared) for _ in ends]
+    except Exception:  # a cache of an engine may refuse in any way
+        return None
+    reused = tuple(ended(kept, end) for kept, end in zip(copies, ends, strict=True))
     after = watch.read(layer_views(shared) or ())
     return SharedPrefix(
         prefix=text[:prefix],
@@ -113,12 +118,3 @@ def judge_shared_prefix(shared: SharedPrefix, *, noise: float, limit: float) -> 
                 f"{float(apart[over[0]]):.3g}, and two runs' rounding makes {2**0.5 * noise:.3g}"
             )
     return tuple(problems)
-
-
-def _copied(cache: Any) -> Any:
-    try:
-        return copy.deepcopy(cache)
-    except Exception as error:  # a cache of an engine may refuse in any way
-        raise UsageError(
-            f"a {type(cache).__name__} can't be copied, so that no prefix can be shared: {error}"
-        ) from error

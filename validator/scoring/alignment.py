@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from validator.errors import MismatchError
 from validator.numerics.recipes import Recipe
 from validator.scoring.asking import Answers, Questions, ask, read
 from validator.scoring.baseline import StoredLogits, read_logits
@@ -31,7 +32,16 @@ from validator.swapping.judgement import allowed_recipe, weights_dtype
 from validator.swapping.option_runs import CandidateRun
 from validator.target import Target, load_target
 
-__all__ = ["Plan", "Scores", "score_target"]
+__all__ = ["NotGenerativeError", "Plan", "Scores", "score_target"]
+
+_FEWEST = 2
+_LATER = 2**-4
+_MASKED = 1e30
+
+
+class NotGenerativeError(MismatchError):
+    """The reference generates no text: it takes no tokens, returns no logits, or is not causal."""
+
 
 _NO_NOISE = (
     "the reference's code can't run in simulated arithmetic, so that how far rounding carries its logits is "
@@ -72,13 +82,17 @@ def score_target(
         timeout_s: seconds that the candidate may take.
 
     Raises:
+        NotGenerativeError: the reference generates no text.
         ValidatorError: the two sides can't be compared.
     """
     plan = plan or Plan()
     target = load_target(source, device=device, dtype=dtype, tp=tp)
     target.require("candidate")
     model = target.reference()
-    questions = _questions(target, model, plan)
+    try:
+        questions = _questions(target, model, plan)
+    except MismatchError as error:
+        raise NotGenerativeError(str(error)) from error
     stored = None if baseline is None else read_logits(baseline)
     if stored is not None:
         questions = replace(questions, readings={**questions.readings, "baseline": stored.ids})
@@ -94,6 +108,7 @@ def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
     limit = positions_limit(model)
     room = plan.prompt_tokens if limit is None else max(1, min(plan.prompt_tokens, limit - plan.steps))
     prompts = prompts_of(target.inputs(), count=plan.prompts, tokens=room)
+    _require_causal(model, prompts)
     steps = plan.steps if limit is None else max(1, min(plan.steps, limit - prompts.shape[1]))
     texts = {
         sampling: generate(model, prompts, steps=steps, sampling=sampling)
@@ -105,6 +120,24 @@ def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
     return Questions(
         prompts=prompts, texts=texts, readings={"text": windows_of(tokens, count=plan.windows, size=size)}
     )
+
+
+def _require_causal(model: nn.Module, prompts: Tensor) -> None:
+    """Refuse a model whose logits depend on later tokens: it can't be asked token by token.
+
+    What a later token does to them is compared with their size: rounding moves them by some 2^-8 of it in the
+    coarsest of formats.
+    """
+    if prompts.shape[1] < _FEWEST:
+        return
+    whole, part = read(model, prompts)[:, :-1].double(), read(model, prompts[:, :-1]).double()
+    real = whole.isfinite() & part.isfinite() & (whole.abs() < _MASKED)
+    moved, size = (whole - part)[real].square().mean().sqrt(), whole[real].square().mean().sqrt()
+    if float(moved) > _LATER * float(size):
+        raise NotGenerativeError(
+            f"the reference's logits depend on later tokens: its last token moves those before it by "
+            f"{float(moved / size):.0%} of their size. It is no causal model, so it generates no text"
+        )
 
 
 class _Judge:

@@ -50,7 +50,7 @@ class Answers:
             was sampled; empty where it has none.
         readings: `[W, S, V]` logits of each of the readings.
         dtype: of most of its weights, the torch name without `torch.`; None without weights.
-        unequal_ranks: those whose logits are not rank 0's: they would choose other tokens.
+        unequal_ranks: those that choose other tokens than rank 0.
     """
 
     texts: tuple[Tensor, ...]
@@ -79,11 +79,14 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
         found = [_loaded(folder / f"{rank}.pt") for rank in range(run.nproc)]
     first = found[0]
     unequal = tuple(
-        rank
-        for rank, other in enumerate(found)
-        if not all(torch.equal(ours, theirs) for ours, theirs in zip(first.texts, other.texts, strict=True))
+        rank for rank, other in enumerate(found) if not all(map(_choose_alike, first.texts, other.texts))
     )
     return replace(first, unequal_ranks=unequal)
+
+
+def _choose_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Tell whether two ranks choose the same tokens; where neither has numbers, neither chooses."""
+    return torch.equal(ours.nan_to_num().argmax(-1), theirs.nan_to_num().argmax(-1))
 
 
 def answer(model: nn.Module, target: Target, questions: Questions) -> Answers:

@@ -5,23 +5,21 @@ A model that takes a cache is fed one token a step; any other the whole text so 
 Shape legend: B = sequences, P = tokens of the prompts, T = steps, V = vocabulary.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from validator.capturing.compiled import seen_through
 from validator.capturing.values import flatten
 from validator.errors import MismatchError, TargetError, ValidatorError
+from validator.long_context.calling import cache_argument, cache_options, returned_cache
 from validator.scoring.sampling import Sampling, processed, shared_noise
 from validator.target import moved
 from validator.target_file import describe
 
 __all__ = ["all_logits", "called", "chosen", "follow", "generate"]
 
-_CACHES = ("cache", "past_key_values")
 """What transformers calls a cache, among arguments and outputs: the newer name first."""
 
 
@@ -115,15 +113,14 @@ def _decode(
     model: nn.Module, prompts: Tensor, choose: Callable[[Tensor, int], Tensor], steps: int
 ) -> list[Tensor]:
     whole, given, rows = prompts.cpu(), prompts.cpu(), []
-    parameters = inspect.signature(type(seen_through(model)).forward).parameters
-    name = next((name for name in _CACHES if name in parameters), None)
-    arguments: dict[str, Any] = {} if name is None else {"use_cache": True}
+    name = cache_argument(model)
+    arguments: dict[str, Any] = {} if name is None else cache_options(model)
     for step in range(steps):
         output = called(model, given, **arguments)
         rows.append(all_logits(output)[:, -1])
         token = choose(rows[-1], step).to(torch.int64)[:, None]
         whole = torch.cat((whole, token), dim=1)
-        cache = None if name is None else getattr(output, name, None)
+        cache = None if name is None else returned_cache(output, name)
         given = whole if cache is None else token
         if cache is not None:
             arguments[str(name)] = cache

@@ -59,7 +59,7 @@ class Scores:
         read: distributions on the text that ships, read at once.
         perplexity: of that text.
         versus_baseline: distributions on what a stored run read, or None without one.
-        unequal_ranks: ranks whose logits are not rank 0's.
+        unequal_ranks: ranks that choose other tokens than rank 0.
         noise_is_heavy: whether single choices may go far astray by noise, as behind a router.
         unjudged: why something was not judged.
     """
@@ -89,8 +89,8 @@ class Scores:
         )
         ranks = (
             (
-                f"rank {', '.join(map(str, self.unequal_ranks))} returned other logits than rank 0 for the "
-                "same prompts, so that ranks would choose different tokens",
+                f"rank {', '.join(map(str, self.unequal_ranks))} chooses other tokens than rank 0 after the "
+                "same prompts",
             )
             if self.unequal_ranks
             else ()

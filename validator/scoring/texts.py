@@ -48,6 +48,10 @@ def prompts_of(inputs: Mapping[str, Any], *, count: int, tokens: int) -> Tensor:
         rows = [row[keep.to(torch.bool)] for row, keep in zip(ids, mask, strict=True)]
     else:
         rows = list(ids)
+    if not any(len(row) for row in rows):
+        raise MismatchError(
+            f"the attention_mask of inputs() hides all {ids.numel()} tokens, so there is no prompt among them"
+        )
     length = min(tokens, *(len(row) for row in rows if len(row)))
     chunks = [
         row[start : start + length] for row in rows for start in range(0, len(row) - length + 1, length)
