@@ -41,7 +41,8 @@ def uninitialised_memory(runs: RunSet) -> Answer:
     found = _reads(first, runs.capture("filled"))
     if found is None:
         return Answer(compared=compared, blind=_blind(runs, first))
-    if "again-0" in runs.variants and _reads(first, runs.capture("again-0")) is not None:
+    repeats = [name for name in runs.variants if name.startswith("again")]
+    if any(_reads(first, runs.capture(name)) is not None for name in repeats):
         return Answer(
             compared=compared,
             blind="the candidate gives other bits in every run, so these don't tell what memory held",
@@ -77,19 +78,18 @@ def _blind(runs: RunSet, first: Capture) -> str | None:
 def _reads(plain: Capture, filled: Capture) -> Difference | None:
     """Return the first call whose output is another, on the ranks where what the run returns is another.
 
-    What a call is only given, or returns and nobody reads, may be memory that is still to be written.
+    What a call is only given, or returns and nobody reads, may be memory that is still to be written, and so
+    may what pads a parameter.
     """
     for rank in plain.ranks:
         ours, theirs = plain.rank(rank), filled.rank(rank)
+        if all(found is None for found in (_outputs(ours, theirs, call) for call in _outermost(ours))):
+            continue
         for name, parameter in ours.parameters.items():
             other = theirs.parameters.get(name)
             if other is None or other.ref.meta.checksum != parameter.ref.meta.checksum:
                 module, _, path = name.rpartition(".")
                 return Difference(module=module, call=0, rank=rank, side="outputs", path=path)
-    for rank in plain.ranks:
-        ours, theirs = plain.rank(rank), filled.rank(rank)
-        if all(found is None for found in (_outputs(ours, theirs, call) for call in _outermost(ours))):
-            continue
         ended = sorted((call for call in ours.calls if call.end is not None), key=lambda call: call.end or 0)
         for call in ended:
             found = _outputs(ours, theirs, call)
