@@ -63,14 +63,12 @@ def check_run(
     target = options.target(source)
     if demands_bits and baseline.candidate is None:
         raise UsageError(
-            f"--bitwise: the baseline {name!r} holds the reference alone, whose bits no candidate "
-            "has. Record the "
-            f"candidate too: validator baseline record {name} {source}:candidate --update"
+            f"--bitwise: the baseline {name!r} holds the reference alone, whose bits no candidate has. "
+            f"Record the candidate too: validator baseline record {name} {source}:candidate --update"
         )
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
         if capture is None:
-            one = "candidate.h5" if options.nproc == 1 else "candidate"
-            capture = options.capture_candidate(source, Path(scratch) / one)
+            capture = options.capture_candidate(source, Path(scratch))
         cand = open_capture(capture)
         _require_inputs(ref, cand, baseline)
         _require_format(ref, cand, baseline)

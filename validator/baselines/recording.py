@@ -50,12 +50,12 @@ class RunOptions:
         """Load a target with the options of its candidate."""
         return load_target(source, dtype=self.dtype, device=self.device, tp=self.tp)
 
-    def capture_candidate(self, source: str, output: Path) -> Path:
-        """Run the candidate and capture all of it."""
+    def capture_candidate(self, source: str, folder: Path) -> Path:
+        """Run the candidate, capture all of it into a folder, and return where."""
         return capture_target(
             source,
             "candidate",
-            output,
+            folder / ("candidate.h5" if self.nproc == 1 else "candidate"),
             nproc=self.nproc,
             device=self.device,
             dtype=self.dtype,
@@ -108,7 +108,7 @@ def record_run(
     with replaced(path) as scratch:
         reference, candidate, comparison = scratch / REFERENCE, None, None
         if side == "candidate":
-            candidate = options.capture_candidate(source, scratch / _candidate_name(options.nproc))
+            candidate = options.capture_candidate(source, scratch)
         dtype = options.dtype or _name(_dtype(target, candidate, options.nproc))
         capture_target(
             source,
@@ -233,10 +233,6 @@ def _changed_run(former: Baseline, new: Baseline) -> Changes:
         else:
             sides.append(Changed(side=side, comparison=compared, bits=bits))
     return Changes(differences=differences(former.run, new.run), sides=tuple(sides), notes=tuple(notes))
-
-
-def _candidate_name(nproc: int) -> str:
-    return "candidate.h5" if nproc == 1 else "candidate"
 
 
 def _dtype(target: Target, candidate: Path | None, nproc: int) -> torch.dtype:

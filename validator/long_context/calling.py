@@ -15,7 +15,18 @@ from validator.capturing.compiled import seen_through
 from validator.errors import TargetError
 from validator.target_file import describe
 
-__all__ = ["cache_argument", "cache_options", "configured_cache", "device_of", "ported", "returned_cache"]
+__all__ = [
+    "MASKED",
+    "cache_argument",
+    "cache_options",
+    "configured_cache",
+    "device_of",
+    "ported",
+    "returned_cache",
+]
+
+MASKED = 1e30
+"""No model's logit: what is as large stands for an entry that is never chosen."""
 
 _NAMES = ("cache", "past_key_values")
 

@@ -22,7 +22,7 @@ from validator.checks.arithmetic import Arithmetic
 from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor, widened
 from validator.errors import MismatchError, TargetError
-from validator.long_context.calling import device_of
+from validator.long_context.calling import MASKED, device_of
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
 from validator.target_file import describe
@@ -32,8 +32,6 @@ __all__ = ["CONTROLS", "Band", "measured_band", "oracle_logits"]
 CONTROLS = 4
 """Runs that the noise is measured by. One is not enough behind a router: a choice that flips in the candidate
 and not in the control made 25 times its error in a healthy run, and 1.5 times that of four (measured)."""
-
-_MASKED = 1e30  # no model's logit: what is as large stands for an entry that is never chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ def measured_band(
         total += _distance(_dithered(control, tokens, dtype=dtype, seed=seed), logits).square()
     # What storing the logits does is in every run, where the controls by chance show none.
     # Entries of a padded vocabulary are masked by infinities, or by the format's lowest number.
-    real = logits.masked_fill(~(logits.abs() < _MASKED), 0.0)
+    real = logits.masked_fill(~(logits.abs() < MASKED), 0.0)
     storage = format_of(dtype).unit_roundoff * real.square().mean(-1).sqrt() / 3**0.5 / 2
     return Band(logits=logits, sigma=torch.maximum((total / controls).sqrt(), storage), has_chosen=has_chosen)
 
@@ -180,6 +178,6 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def _distance(logits: Tensor, reference: Tensor) -> Tensor:
     """Return `[T]` root mean square differences; what both mask alike counts as equal."""
-    are_masked = ~(logits.abs() < _MASKED) & ~(reference.abs() < _MASKED) & ~logits.isnan()
+    are_masked = ~(logits.abs() < MASKED) & ~(reference.abs() < MASKED) & ~logits.isnan()
     apart = torch.where((logits == reference) | are_masked, 0.0, logits - reference)
     return apart.square().mean(-1).sqrt()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from validator.errors import MismatchError
+from validator.long_context.calling import MASKED
 from validator.numerics.recipes import Recipe
 from validator.scoring.asking import Answers, Questions, ask, read
 from validator.scoring.baseline import StoredLogits, read_logits
@@ -36,7 +37,6 @@ __all__ = ["NotGenerativeError", "Plan", "Scores", "score_target"]
 
 _FEWEST = 2
 _LATER = 2**-4
-_MASKED = 1e30
 
 
 class NotGenerativeError(MismatchError):
@@ -131,7 +131,7 @@ def _require_causal(model: nn.Module, prompts: Tensor) -> None:
     if prompts.shape[1] < _FEWEST:
         return
     whole, part = read(model, prompts)[:, :-1].double(), read(model, prompts[:, :-1]).double()
-    real = whole.isfinite() & part.isfinite() & (whole.abs() < _MASKED)
+    real = whole.isfinite() & part.isfinite() & (whole.abs() < MASKED)
     moved, size = (whole - part)[real].square().mean().sqrt(), whole[real].square().mean().sqrt()
     if float(moved) > _LATER * float(size):
         raise NotGenerativeError(
