@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.changes import nothing
-from tests.models import checkpoint, inputs, load_candidate
+from tests.models import Setup, checkpoint, inputs, load_candidate
 from tests.ranks import RankPool
 from tests.selecting import cases
 from tests.trials import Trial, judge
@@ -78,12 +78,15 @@ def test_a_healthy_variation_is_aligned(
     [name for name, v in VARIATIONS.items() if v.apply is not nothing and name != "window-by-distance"],
 )
 def test_a_variation_changes_bits(name: str, folder: Path) -> None:
-    setup = VARIATIONS[name].setups[0]
-    path, given = checkpoint(setup, folder), inputs(setup)
-    with torch.no_grad():
-        plain = load_candidate(setup, path)(**given).logits
-        varied = Trial(setup=setup, variation=name).candidate(path)(**given).logits
-    assert not torch.equal(varied, plain)
+    def changes(setup: Setup) -> bool:
+        path, given = checkpoint(setup, folder), inputs(setup)
+        with torch.no_grad():
+            plain = load_candidate(setup, path)(**given).logits
+            varied = Trial(setup=setup, variation=name).candidate(path)(**given).logits
+        return not torch.equal(varied, plain)
+
+    # A change below the storage format's roundoff may show in a finer format alone, on some processors.
+    assert any(changes(setup) for setup in VARIATIONS[name].setups)
 
 
 def test_every_report_is_recreated_or_left_out_for_a_reason() -> None:

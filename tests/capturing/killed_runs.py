@@ -21,7 +21,7 @@ from validator.capturing.session import capture
 
 STEPS = 12
 LAYERS = 4
-STEP_S = 0.03
+STEP_S = 0.08
 
 
 class Step(nn.Module):

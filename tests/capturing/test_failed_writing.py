@@ -47,7 +47,8 @@ def check_values(run):
 
 
 def test_a_killed_capture_is_never_taken_for_a_complete_one_and_is_usually_readable(tmp_path):
-    delays = np.random.default_rng(0).uniform(0, 1, TRIALS)
+    run_s = killed_runs.STEPS * killed_runs.STEP_S  # and what the steps themselves take
+    delays = np.random.default_rng(0).uniform(0, 1.25 * run_s, TRIALS)
     run_script("killed_runs.py", tmp_path, 0, *delays)
     runs = [tmp_path / f"run{i}" for i in range(TRIALS)]
     complete = [path for path in runs if path.exists()]

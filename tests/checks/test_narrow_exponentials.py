@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.checks.build import check
 from validator.checks import replays
-from validator.checks.findings import Arm, Outcome, Verdict
+from validator.checks.findings import Outcome, Verdict
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -60,11 +60,13 @@ def test_a_key_that_nearly_always_wins_is_healthy(dtype: torch.dtype, spread: fl
     assert outcome(Fused(), dtype=dtype, keys=64, spread=spread).verdict is Verdict.ALIGNED
 
 
-def test_exact_exponentials_would_not_explain_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_only_exponentials_that_are_not_exact_explain_it(monkeypatch: pytest.MonkeyPatch, sign: int) -> None:
+    # What torch's kernels are off by on some processors and not on others.
+    port = Off(1 + sign * 2.0**-14.5)
+    assert outcome(port, dtype=torch.float16, keys=8, spread=0.0).verdict is Verdict.ALIGNED
     monkeypatch.setattr(replays, "EXPONENTIAL", 0.0)
-    assert outcome(Fused(), dtype=torch.float16, keys=8, spread=0.0).verdict is Verdict.DIVERGENT
-    (found,) = outcome(Fused(), dtype=torch.float16, keys=64, spread=8.0).findings
-    assert found.arm is Arm.GAIN
+    assert outcome(port, dtype=torch.float16, keys=8, spread=0.0).verdict is not Verdict.ALIGNED
 
 
 @pytest.mark.parametrize(
