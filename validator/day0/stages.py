@@ -19,7 +19,7 @@ from validator.report import phrases
 from validator.report.facts import checked
 from validator.report.result import Result
 from validator.target_check import check_target
-from validator.testing.answers import Summary
+from validator.testing.answers import Answer, Summary
 from validator.testing.records import Ending, figure_text
 from validator.testing.settings import Settings
 from validator.testing.suites import run_suites
@@ -209,13 +209,14 @@ def _suite(suite: str) -> Callable[[Context, Stage], StageResult]:
         answers = summary.answers
         if answers and all(answer.ending is Ending.NOT_APPLICABLE for answer in answers):
             return stage.ended(Ending.NOT_APPLICABLE, answers[0].message, report=report.name)
-        bad = [a for a in answers if a.ending not in (Ending.PASSED, Ending.NOT_APPLICABLE)]
         if summary.verdict is Ending.PASSED:
-            figures = [figure_text(figure) for answer in answers for figure in answer.figures]
-            passed = phrases.count(len(answers) - len(bad), "test")
+            passed = [answer for answer in answers if answer.ending is Ending.PASSED]
+            others = len(answers) - len(passed)
+            beside = f", {others} not applicable" if others else ""
             return stage.ended(
                 Ending.PASSED,
-                f"{passed} passed: {phrases.listing(figures, _SHOWN)}" if figures else f"{passed} passed",
+                f"{phrases.count(len(passed), 'test')} passed{beside}",
+                details=tuple(map(_figures, passed)),
                 report=report.name,
             )
         first, *others = _reasons(summary)
@@ -228,6 +229,12 @@ def _suite(suite: str) -> Callable[[Context, Stage], StageResult]:
         )
 
     return run
+
+
+def _figures(answer: Answer) -> str:
+    """Return what a test asked and the figures that it told, in a line."""
+    figures = "; ".join(figure_text(figure) for figure in answer.figures[:_SHOWN])
+    return f"{answer.asked} {figures}".rstrip()
 
 
 def _reasons(summary: Summary) -> list[str]:
