@@ -123,9 +123,13 @@ def test_prompts_with_a_worse_score_are_computed_right(validation: Validation) -
         validation.not_applicable("no samples are named: --validator-samples")
     worse = ranked(read_files(files))
     validation.figure("prompts with a worse score", len(worse))
+    undecided = []
     for sample in worse[:SAMPLES]:
-        trail = trace_sample(validation.settings.target or "", sample, **validation.settings.options)
+        trail = trace_sample(validation.source, sample, **validation.settings.options)
         validation.require(not trail.problems, "\n".join(trail.problems), module=trail.module)
+        undecided += [] if trail.undecided is None else [trail.undecided]
+    if undecided:
+        validation.inconclusive("\n".join(undecided))
 
 
 def checked(validation: Validation) -> Result:
@@ -167,6 +171,9 @@ def _judge_text(validation: Validation, number: int) -> None:
 
 def _fail(validation: Validation, scores: Scores, problems: tuple[str, ...]) -> NoReturn:
     text, module = blame(
-        validation.source, scores.text_at_fault(), checked(validation), **validation.settings.options
+        validation.source,
+        scores.text_at_fault(),
+        lambda: checked(validation),
+        **validation.settings.options,
     )
     validation.fail("\n".join((*problems, text)), module=module)

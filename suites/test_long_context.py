@@ -2,12 +2,14 @@
 
     validator run long_context --target port.py
 
-A short run crosses the edge of the smallest window, boundaries of cache blocks, and position 256. With
-`--validator-long` it goes up to the model's last position, which takes the reference long as well.
+A short run crosses the edge of the smallest window or attention chunk, boundaries of cache blocks, and
+position 256. With `--validator-long` it goes up to the model's last position, which takes the reference long
+as well.
 """
 
 import pytest
 
+from validator.long_context.contexts import Window
 from validator.long_context.judging import Judged, LongContext, examined
 from validator.long_context.observing import LongRun
 from validator.long_context.position_errors import LIMIT
@@ -28,33 +30,31 @@ def test_the_error_stays_within_its_noise_at_every_position(
 
 
 def test_decoding_across_the_edge_of_the_window_is_right(validation: Validation, port: LongContext) -> None:
-    """Are the logits right where decoding leaves the sliding window behind?"""
+    """Are the logits right where decoding leaves the window, or the attention chunk, behind?"""
     window = _window(validation, port)
     _needs_cache(validation, port)
     crossing = port.across or port.whole
     schedule = crossing.drive.schedule
-    if not schedule.prompt < window < schedule.total:
-        validation.not_applicable(f"no decoding crosses the edge of the window of {window}: it is too wide")
-    validation.figure("window", window, unit="tokens")
+    if not schedule.prompt < window.size < schedule.total:
+        validation.not_applicable(f"no decoding crosses the edge of the {window}: it is too wide")
+    validation.figure(window.noun, window.size, unit="tokens")
     _require_within_noise(validation, crossing)
 
 
 def test_a_prompt_longer_than_the_window_is_right(validation: Validation, port: LongContext) -> None:
-    """Is a prompt right that is longer than the sliding window?"""
+    """Is a prompt right that is longer than the window or the attention chunk?"""
     window = _window(validation, port)
     schedule = port.whole.drive.schedule
-    if schedule.prompt <= window:
-        validation.not_applicable(
-            f"no prompt is longer than the window of {window}: the model has too few positions"
-        )
+    if schedule.prompt <= window.size:
+        validation.not_applicable(f"no prompt is longer than the {window}: the model has too few positions")
     outside = [position for position in port.whole.errors.outside if position < schedule.prompt]
     validation.figure("prompt", schedule.prompt, unit="tokens")
     onset = port.whole.errors.onset
     is_wrong = onset is not None and onset < schedule.prompt
     validation.require(
         not is_wrong,
-        f"{len(outside)} of {schedule.prompt} positions of a prompt longer than the window of {window} are "
-        f"outside of their noise\n{port.whole.problem}",
+        f"{len(outside)} of {schedule.prompt} positions of a prompt longer than the {window} are outside of "
+        f"their noise\n{port.whole.problem}",
     )
 
 
@@ -111,10 +111,10 @@ def _require_none(validation: Validation, problems: tuple[str, ...]) -> None:
     validation.require(not problems, "\n".join(problems))
 
 
-def _window(validation: Validation, port: LongContext) -> int:
+def _window(validation: Validation, port: LongContext) -> Window:
     window = port.context.window
     if window is None:
-        validation.not_applicable("the reference has no sliding window")
+        validation.not_applicable("the reference has no sliding window and no attention chunks")
     return window
 
 

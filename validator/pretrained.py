@@ -1,6 +1,7 @@
 """What is asked of transformers to load a checkpoint folder."""
 
 import importlib
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,7 +65,10 @@ def load(folder: Path, **options: Any) -> nn.Module:
 
 @contextmanager
 def without_loading_bars() -> Iterator[None]:
-    """Keep transformers' progress bars for the loading of weights off the terminal."""
+    """Keep transformers' progress bars for the loading of weights off the terminal, where it is installed."""
+    if importlib.util.find_spec("transformers") is None:
+        yield
+        return
     logging = importlib.import_module("transformers.utils.logging")
     were_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -7,25 +7,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, Llama4TextConfig
 from transformers.distributed import DistributedConfig
 
 from tests.decoding.runs import pair
+from tests.families import FAMILIES
+from validator.emulate import Emulation, emulate_module
 from validator.wrapping import wrap
 
 __all__ = ["FAULTS", "candidate", "target_file"]
 
 
-def target_file(folder: Path, family: str, *, fault: str = "nothing", **config: Any) -> Path:
+def target_file(
+    folder: Path, family: str, *, fault: str = "nothing", recipe: str | None = None, **config: Any
+) -> Path:
     """Write a checkpoint of two layers and a target of it, whose candidate has a fault."""
     path = folder / family
-    pair(family, **config)[0].save_pretrained(path)
+    model = _chunked() if family == "llama4" else pair(family, **config)[0]
+    model.save_pretrained(path)
     written = folder / f"{family}_{fault}.py"
     written.write_text(
         "import torch\n"
         "from transformers import AutoModelForCausalLM\n"
         "from tests.long_context import ports\n"
         f"FOLDER = {str(path)!r}\n"
+        f"recipe = {recipe!r}\n"
         "def reference():\n"
         "    return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)\n"
         "def candidate(dtype=torch.bfloat16):\n"
@@ -42,6 +48,29 @@ def candidate(folder: str, fault: str, dtype: torch.dtype) -> nn.Module:
     sharding = DistributedConfig(tp_plan="auto", tp_size=ranks) if ranks > 1 else None
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, distributed_config=sharding).eval()
     FAULTS[fault](model)
+    return model
+
+
+def _chunked() -> nn.Module:
+    """Return a Llama 4 of two layers, without experts, the first of which attends within chunks of 12."""
+    config = Llama4TextConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size_mlp=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        attention_chunk_size=12,
+        layer_types=["chunked_attention", "full_attention"],
+        moe_layers=[],
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    FAMILIES["llama"].fill(model, torch.Generator().manual_seed(0))
     return model
 
 
@@ -66,6 +95,81 @@ def _window(change: int) -> Callable[[Any], None]:
         for module in model.modules():
             if getattr(module, "sliding_window", None):
                 module.sliding_window += change
+
+    return apply
+
+
+def _chunk_long(model: Any) -> None:
+    """Attend within chunks of one token more."""
+    model.config.attention_chunk_size += 1
+
+
+def _tf32(model: Any) -> None:
+    """Round the factors of products to TF32."""
+    emulate_module(model, Emulation(factors="tf32"))
+
+
+def _tf32_and_a_window_long(model: Any) -> None:
+    _window(1)(model)
+    _tf32(model)
+
+
+class _PagedLayer:
+    """The keys and values of a layer in pages of 16 tokens, the last of which may be begun."""
+
+    kind = "PagedLayer"
+    capacity = None
+    block = 16
+
+    def __init__(self, keys: Tensor, values: Tensor, seen: int, dropped: int) -> None:
+        self.seen, self.held, self.pages = seen, keys.shape[2] - dropped, []
+        for start in range(dropped, keys.shape[2], self.block):
+            page = torch.zeros(2, *keys.shape[:2], self.block, keys.shape[3], dtype=keys.dtype)
+            for whole, part in zip((keys, values), page, strict=True):
+                rows = whole[:, :, start : start + self.block]
+                part[:, :, : rows.shape[2]] = rows
+            self.pages.append(page)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        keys, values = torch.cat(self.pages, dim=3)[..., : self.held, :]
+        return keys, values
+
+    def tensors(self) -> list[Tensor]:
+        return self.pages
+
+
+class _PagedCache:
+    """The cache of an engine of its own, which shows what it holds."""
+
+    def __init__(self, cache: Any, seen: int, dropped: int) -> None:
+        self.kept = [_PagedLayer(layer.keys, layer.values, seen, dropped) for layer in cache.layers]
+
+    def layer_views(self) -> list[_PagedLayer]:
+        return self.kept
+
+    def read(self) -> DynamicCache:
+        found = DynamicCache()
+        for number, layer in enumerate(self.kept):
+            found.update(*layer.rows(), number)
+        return found
+
+
+def _own_cache(*, evicts: bool = False) -> Callable[[Any], None]:
+    """Keep tokens in pages, of which one may be dropped once, when 100 tokens are in them."""
+
+    def apply(model: Any) -> None:
+        def forward(inner: Any, *args: Any, **kwargs: Any) -> Any:
+            before = kwargs.get("cache")
+            if not kwargs.get("use_cache"):
+                return inner(*args, **kwargs)
+            made = inner(*args, **{**kwargs, "cache": DynamicCache() if before is None else before.read()})
+            seen = kwargs["input_ids"].shape[1] + (0 if before is None else before.kept[0].seen)
+            is_whole = made.cache.get_seq_length() == seen
+            dropped = _PagedLayer.block if evicts and seen > 100 and is_whole else 0
+            made.cache = _PagedCache(made.cache, seen, dropped)
+            return made
+
+        wrap(model, forward)
 
     return apply
 
@@ -190,6 +294,11 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "nothing": lambda model: None,
     "narrow_positions": _narrow_positions,
     "narrow_frequencies": _narrow_frequencies,
+    "chunk_long": _chunk_long,
+    "tf32": _tf32,
+    "tf32_and_window_long": _tf32_and_a_window_long,
+    "own_cache": _own_cache(),
+    "own_cache_evicts": _own_cache(evicts=True),
     "window_short": _window(-1),
     "window_long": _window(1),
     "block_cleared": _block_cleared,

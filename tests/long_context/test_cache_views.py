@@ -9,8 +9,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from validator.long_context.cache_views import CacheView, LayerView, layer_views, sizes_of
+from validator.long_context.cache_views import CacheView, LayerView, layer_views
 from validator.long_context.driving import CacheWatch
+from validator.long_context.storages import sizes_of
 
 
 def gemma(window: int = 12) -> Any:
@@ -62,11 +63,31 @@ def test_a_quantised_cache_shows_no_rows() -> None:
     assert sum(sizes_of(views[0].tensors()).values()) == 64 + 2 * 4
 
 
-def test_pairs_in_a_tuple_are_a_cache_and_other_things_are_none() -> None:
-    pair = (torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4))
-    views = layer_views((pair, pair))
+@pytest.mark.parametrize(
+    ("keys", "values", "dims"),
+    [
+        ((1, 2, 5, 4), (1, 2, 5, 4), (2, 2)),
+        ((1, 5, 2, 4), (1, 5, 2, 4), (1, 1)),
+        ((5, 1, 2, 4), (5, 1, 2, 4), (0, 0)),
+        ((1, 2, 4, 5), (1, 2, 5, 4), (3, 2)),
+    ],
+    ids=["BKTD", "BTKD", "TBKD", "BKDT and BKTD"],
+)
+def test_pairs_in_a_tuple_are_a_cache_by_the_dims_that_count_tokens(
+    keys: tuple[int, ...], values: tuple[int, ...], dims: tuple[int, int]
+) -> None:
+    pair = (torch.zeros(keys), torch.zeros(values))
+    views = layer_views((pair, pair), dims)
     assert views is not None
     assert [view.held for view in views] == [5, 5]
+    for view in views:
+        assert [rows.shape for rows in view.rows() or ()] == [(1, 2, 5, 4)] * 2
+        assert len(sizes_of(view.tensors())) == 2
+
+
+def test_pairs_whose_dims_are_not_known_and_other_things_are_no_cache() -> None:
+    pair = (torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4))
+    assert layer_views((pair, pair)) is None
     assert layer_views(object()) is None
     assert layer_views(()) is None
 
@@ -108,10 +129,21 @@ def test_a_watch_tells_which_tokens_changed_and_not_that_some_came_or_went() -> 
     watch = CacheWatch()
     views = layer_views(cache)
     assert views is not None
-    assert [layer.changed for layer in watch.read(views)] == [None, None]
+    assert [layer.changed for layer in watch.read(views, fed=8)] == [None, None]
     filled(cache, 8)  # the window's layer evicts five
-    assert [layer.changed for layer in watch.read(views)] == [None, None]
+    assert [layer.changed for layer in watch.read(views, fed=16)] == [None, None]
     cache.layers[1].values[0, 1, 3:5, 2] += 0.5
     cache.layers[0].keys[0, 0, -2, 0] *= -1
-    assert [layer.changed for layer in watch.read(views)] == [(14, 14), (3, 4)]
-    assert [layer.row_bytes for layer in watch.read(views)] == [64, 64]
+    assert [layer.changed for layer in watch.read(views, fed=16)] == [(14, 14), (3, 4)]
+    assert [layer.row_bytes for layer in watch.read(views, fed=16)] == [64, 64]
+
+
+def test_channels_that_pad_a_head_are_no_numbers_of_a_token() -> None:
+    cache = filled(transformers.DynamicCache(), 8)
+    for layer in cache.layers:
+        layer.keys, layer.values = (torch.nn.functional.pad(x, (0, 12)) for x in (layer.keys, layer.values))
+    views = layer_views(cache)
+    assert views is not None
+    (reading, _) = CacheWatch().read(views, fed=8)
+    # Two heads of 4 channels, of keys and of values, in 16 channels each; float32.
+    assert (reading.row_values, reading.row_bytes) == (16, 256)

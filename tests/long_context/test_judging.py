@@ -6,16 +6,22 @@ from typing import Any
 import pytest
 
 from tests.long_context.ports import target_file
-from validator.errors import TargetError, UsageError
+from validator.errors import MismatchError, TargetError
 from validator.long_context.judging import LongContext, examined, said_by_rank
 from validator.long_context.observing import LongRun
 from validator.long_context.position_errors import LIMIT
 
 
 def judged(
-    folder: Path, family: str, fault: str = "nothing", dtype: str = "bfloat16", **config: Any
+    folder: Path,
+    family: str,
+    fault: str = "nothing",
+    dtype: str = "bfloat16",
+    asked: str | None = None,
+    **config: Any,
 ) -> LongContext:
-    return examined(LongRun(source=str(target_file(folder, family, fault=fault, **config)), dtype=dtype))
+    port = target_file(folder, family, fault=fault, **config)
+    return examined(LongRun(source=str(port), dtype=dtype, recipe=asked))
 
 
 def problems(found: LongContext) -> list[str]:
@@ -32,6 +38,8 @@ SLOW = pytest.mark.slow
     [
         ("gemma2", "nothing", "bfloat16"),
         ("gemma2", "static_cache", "bfloat16"),
+        ("llama", "own_cache", "bfloat16"),
+        ("llama4", "nothing", "bfloat16"),
         *(
             pytest.param(family, "nothing", dtype, marks=SLOW)
             for family in (
@@ -80,6 +88,46 @@ def test_a_window_off_by_one_is_named_with_its_size(
         assert cause in errors.problem
 
 
+def test_chunks_off_by_one_are_named_as_chunks_and_not_as_a_window(tmp_path: Path) -> None:
+    found = judged(tmp_path, "llama4", "chunk_long")
+    for errors in (found.whole, found.across):
+        assert errors is not None
+        assert errors.errors.onset == 12
+        assert errors.problem is not None
+        assert "at the edge of the attention chunk of 12, at 12" in errors.problem
+        assert "It is what an attention chunk of 13 in place of 12, off by one makes" in errors.problem
+
+
+def test_a_window_as_long_as_the_context_or_longer_is_never_crossed(tmp_path: Path) -> None:
+    found = judged(tmp_path, "gemma2", sliding_window=512, max_position_embeddings=512)
+    assert problems(found) == []
+    assert found.across is None
+    assert found.context.window is not None
+    assert found.whole.drive.schedule.total <= found.context.window.size == 512
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked"), [("tf32", None), (None, "tf32")], ids=["by the target", "on the command line"]
+)
+def test_what_a_declared_recipe_allows_is_in_the_noise(
+    tmp_path: Path, declared: str | None, asked: str | None
+) -> None:
+    found = judged(tmp_path, "gemma2", "tf32", "float32", asked, recipe=declared)
+    assert problems(found) == []
+    assert float(found.whole.errors.ratio.quantile(0.98)) < LIMIT / 2
+
+
+def test_what_no_recipe_declares_is_outside_of_the_noise(tmp_path: Path) -> None:
+    found = judged(tmp_path, "gemma2", "tf32", "float32")
+    assert found.whole.errors.onset == 0
+
+
+def test_a_fault_is_found_beside_what_a_declared_recipe_allows(tmp_path: Path) -> None:
+    found = judged(tmp_path, "gemma2", "tf32_and_window_long", "float32", recipe="tf32")
+    assert found.whole.errors.onset == 12
+    assert "It is what a sliding window of 13 in place of 12" in str(found.whole.problem)
+
+
 def test_positions_in_bfloat16_are_named_behind_position_256(tmp_path: Path) -> None:
     found = judged(tmp_path, "llama", "narrow_positions")
     (text,) = problems(found)
@@ -104,6 +152,14 @@ def test_a_block_that_is_cleared_is_named_with_its_tokens_and_its_attention(tmp_
     assert found.whole.culprit is not None
     assert found.whole.culprit.module == "model.layers.1.self_attn"
     assert "self_attn.o_proj is outside what rounding explains" in found.whole.culprit.summary
+
+
+def test_a_cache_of_its_own_that_drops_a_page_is_evicted_too_early(tmp_path: Path) -> None:
+    found = judged(tmp_path, "llama", "own_cache_evicts")
+    assert found.cache == "_PagedCache"
+    (cache,) = found.cache_problems
+    assert cache.startswith("the cache of layers 0, 1 evicts too early: after 128 tokens")
+    assert "16 are gone while still in use" in cache
 
 
 @pytest.mark.slow
@@ -165,7 +221,7 @@ def test_what_not_all_ranks_say_is_said_with_their_numbers() -> None:
 def test_a_target_without_token_ids_ends_in_a_message(tmp_path: Path) -> None:
     path = target_file(tmp_path, "llama")
     path.write_text(path.read_text().replace("'input_ids'", "'inputs_embeds'"))
-    with pytest.raises(UsageError, match="gives no input_ids, and long contexts are made of its tokens"):
+    with pytest.raises(MismatchError, match="holds inputs_embeds and no input_ids, tokens"):
         examined(LongRun(source=str(path)))
 
 

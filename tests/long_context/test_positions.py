@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from validator.errors import MismatchError
-from validator.long_context.contexts import Context
+from validator.long_context.contexts import Context, Window
 from validator.long_context.growth import slope_of
 from validator.long_context.landmarks import hint, landmarks, told
 from validator.long_context.noise import Band
@@ -14,7 +14,7 @@ from validator.long_context.position_errors import LIMIT, position_errors
 from validator.long_context.schedules import Schedule, across_the_window, whole_context
 
 T, V = 320, 256
-WINDOWED = Context(limit=8192, windows=(128, None))
+WINDOWED = Context(limit=8192, windows=(Window(size=128), None))
 
 
 def band(*, has_chosen: bool = False) -> Band:
@@ -53,6 +53,14 @@ def test_one_position_is_an_onset_unless_a_router_may_have_flipped_there() -> No
     assert position_errors(cand=cand, band=band(has_chosen=True)).onset == 77
 
 
+def test_behind_a_router_the_last_positions_are_an_onset_only_together() -> None:
+    cand = noisy()
+    cand[-1] += 3.0
+    assert position_errors(cand=cand, band=band(has_chosen=True)).onset is None
+    cand[-4:-1] += 3.0
+    assert position_errors(cand=cand, band=band(has_chosen=True)).onset == T - 4
+
+
 def test_a_value_that_is_not_finite_is_outside() -> None:
     cand = noisy()
     cand[300, 5] = math.nan
@@ -82,7 +90,7 @@ def test_logits_of_another_shape_end_in_a_message() -> None:
 @pytest.mark.parametrize("limit", [16, 256, 512, 8192])
 @pytest.mark.parametrize("window", [None, 12, 100, 4096])
 def test_a_schedule_stays_within_the_model_s_positions(limit: int, window: int | None, is_long: bool) -> None:
-    context = Context(limit=limit, windows=(window,))
+    context = Context(limit=limit, windows=(window and Window(size=window),))
     schedule = whole_context(context, is_long=is_long)
     assert schedule.total == sum(schedule.sizes) <= limit
     assert schedule.decoded > 0
@@ -104,7 +112,7 @@ def test_a_short_schedule_decodes_across_position_256_and_has_a_prompt_longer_th
 
 
 SCHEDULE = Schedule(chunks=(64, 64, 112), decoded=48)
-CONTEXT = Context(limit=512, trained=200, windows=(20, None))
+CONTEXT = Context(limit=512, trained=200, windows=(Window(size=20), None))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +141,14 @@ def test_where_an_error_begins_is_told_by_the_landmark(position: int, said: str,
     assert said in told(position, marks)
     found = hint(position, marks)
     assert found is None if likely is None else found is not None and likely in found
+
+
+def test_each_edge_of_attention_chunks_is_a_landmark() -> None:
+    context = Context(limit=512, windows=(Window(size=20, is_chunked=True), None))
+    marks = landmarks(context, SCHEDULE, torch.bfloat16)
+    assert "at the edge of the attention chunk of 20, at 140" in told(140, marks)
+    assert "off by one" in str(hint(140, marks))
+    assert "attention chunk" not in told(150, marks)
 
 
 def test_a_slope_is_exact_where_memory_is_and_none_with_few_readings() -> None:

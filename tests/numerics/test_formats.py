@@ -3,9 +3,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from validator.errors import ComparisonError
-from validator.numerics.formats import FORMATS, Format, format_of
+from validator.numerics.formats import FORMATS, Format, format_of, weights_dtype
 
 SMALL = [fmt for fmt in FORMATS.values() if fmt.dtype is not None and fmt.bits <= 16]
 
@@ -69,3 +70,29 @@ def test_an_unknown_dtype_is_named_together_with_the_known_ones(dtype: torch.dty
 def test_a_format_can_not_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         format_of("float32").precision = 23  # type: ignore[misc]
+
+
+def model_of(*tensors: torch.Tensor, buffer: torch.Tensor | None = None) -> nn.Module:
+    model = nn.Module()
+    for number, tensor in enumerate(tensors):
+        model.register_parameter(f"p{number}", nn.Parameter(tensor, requires_grad=False))
+    model.register_buffer("table", buffer)
+    return model
+
+
+def test_a_model_computes_in_the_format_of_most_elements_and_not_of_most_parameters() -> None:
+    few, many = torch.zeros(3, dtype=torch.float32), torch.zeros(99, dtype=torch.float16)
+    assert weights_dtype(model_of(few, few, many)) is torch.float16
+    assert weights_dtype(model_of(few, few)) is torch.float32
+
+
+def test_codes_in_float8_are_no_format_to_compute_in() -> None:
+    codes, scales = torch.zeros(64, dtype=torch.float8_e4m3fn), torch.ones(4, dtype=torch.bfloat16)
+    assert weights_dtype(model_of(codes, scales)) is torch.bfloat16
+    assert weights_dtype(model_of(codes, torch.zeros(64, dtype=torch.int8))) is None
+
+
+def test_buffers_say_nothing_of_the_format() -> None:
+    table = torch.zeros(999, dtype=torch.float32)
+    assert weights_dtype(model_of(torch.zeros(4, dtype=torch.bfloat16), buffer=table)) is torch.bfloat16
+    assert weights_dtype(model_of(buffer=table)) is None

@@ -9,8 +9,10 @@ import torch
 from validator.baselines.recording import RunOptions, record_run
 from validator.content import content_path
 from validator.errors import MismatchError, UsageError
+from validator.scoring import alignment
 from validator.scoring.alignment import Plan, score_target
 from validator.scoring.baseline import find_baseline, read_logits, readable_baseline
+from validator.scoring.noise import logit_noise
 
 PORT = str(content_path("examples", "tiny_dense.py"))
 PLAN = Plan(prompts=2, prompt_tokens=12, steps=4, windows=2, window_tokens=24)
@@ -22,7 +24,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path, side: str, **options: Any) -> Path:
-    run = RunOptions(dtype="bfloat16", **options)
+    run = RunOptions(**{"dtype": "bfloat16", **options})
     assert record_run("tiny_dense", PORT, side, folder=folder, options=run, noise=8).exit_code == 0
     return folder / "tiny_dense"
 
@@ -47,6 +49,56 @@ def test_a_healthy_candidate_is_aligned_with_the_reference_and_with_its_earlier_
 def test_a_candidate_that_changed_is_told_from_its_earlier_version(captured: Path) -> None:
     scores = score_target(PORT, plan=PLAN, baseline=captured, plant="rope-sign:layer=1")
     assert any("the KL divergence from the baseline tiny_dense" in text for text in scores.problems)
+
+
+def test_a_float32_run_is_as_near_a_bfloat16_baseline_as_bfloat16_allows(captured: Path) -> None:
+    assert read_logits(captured).dtype is torch.bfloat16
+    scores = score_target(PORT, plan=PLAN, baseline=captured, dtype="float32")
+    assert scores.problems == ()
+    assert scores.versus_baseline is not None
+    assert scores.read is not None
+    # Against the reference it is held to its own format.
+    assert scores.versus_baseline.figures.kl.mean > scores.read.kl_limit
+
+
+def test_a_bfloat16_run_is_as_near_a_float32_baseline_as_bfloat16_allows(tmp_path: Path) -> None:
+    path = record(tmp_path, "candidate", include=("",), dtype="float32")
+    assert read_logits(path).dtype is torch.float32
+    scores = score_target(PORT, plan=PLAN, baseline=path)
+    assert scores.problems == ()
+    assert scores.versus_baseline is not None
+
+
+def test_a_float32_run_that_changed_is_told_from_a_bfloat16_baseline(captured: Path) -> None:
+    scores = score_target(PORT, plan=PLAN, baseline=captured, dtype="float32", plant="rope-sign:layer=1")
+    assert any("the KL divergence from the baseline tiny_dense" in text for text in scores.problems)
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_whatever_is_not_judged_says_why_once(
+    captured: Path, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """The noise of the texts is measured first, then that of what is read, then that of the baseline's."""
+    calls = iter(range(3))
+
+    def noise(*args: Any, **options: Any) -> Any:
+        return logit_noise(*args, **options) if next(calls) < known else None
+
+    monkeypatch.setattr(alignment, "logit_noise", noise)
+    scores = score_target(PORT, plan=PLAN, baseline=captured)
+    parts = (scores.generated, scores.perplexity, scores.versus_baseline)
+    assert [part is not None for part in parts] == [known > 0, known > 1, False]
+    (why,) = scores.unjudged
+    assert why.startswith("the reference's code can't run in simulated arithmetic")
+
+
+def test_windows_of_one_token_have_no_perplexity_and_say_so() -> None:
+    scores = score_target(PORT, plan=Plan(prompts=1, prompt_tokens=4, steps=1, windows=2, window_tokens=1))
+    assert scores.perplexity is None
+    assert scores.read is not None
+    assert scores.unjudged == (
+        "the windows of the text that is read are of one token, so that none follows another: no perplexity",
+    )
 
 
 def test_a_baseline_is_found_by_the_name_of_the_target(captured: Path, tmp_path: Path) -> None:

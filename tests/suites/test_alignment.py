@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from validator import target_check
 from validator.baselines.recording import RunOptions, record_run
 from validator.content import content_path, find_model
+from validator.errors import MismatchError
+from validator.scoring import localising, tracing
 from validator.scoring.alignment import Plan, score_target
-from validator.target_check import check_target
 
 pytest_plugins = ["pytester"]
 
@@ -56,7 +59,7 @@ def loaded() -> None:
         )
     one = Plan(prompts=1, prompt_tokens=2, steps=1, windows=1, window_tokens=2)
     score_target(str(content_path("examples", "tiny_dense.py")), plan=one, plant="head-is-embedding")
-    check_target(str(content_path("examples", "tiny_dense.py")), include=("lm_head",))
+    target_check.check_target(str(content_path("examples", "tiny_dense.py")), include=("lm_head",))
 
 
 @pytest.fixture
@@ -121,19 +124,19 @@ def test_a_wrong_weight_is_named_by_the_parameters(pytester: pytest.Pytester, su
 
 
 @pytest.mark.parametrize(
-    ("fault", "module"),
+    ("fault", "module", "texts"),
     [
-        ("head-is-embedding", "lm_head"),
-        pytest.param("rope-sign:layer=1", "model.layers.1.self_attn", marks=pytest.mark.slow),
+        ("head-is-embedding", "lm_head", {"test_greedy_texts_part_only_at_ties"}),
+        # A dozen tokens are the same: the model is sure of them.
+        pytest.param("rope-sign:layer=1", "model.layers.1.self_attn", set(), marks=pytest.mark.slow),
     ],
 )
-def test_a_wrong_module_fails_texts_and_distributions_which_name_it(
-    pytester: pytest.Pytester, suite: Path, fault: str, module: str
+def test_a_wrong_module_fails_distributions_which_name_it_and_texts_where_they_part(
+    pytester: pytest.Pytester, suite: Path, fault: str, module: str, texts: set[str]
 ) -> None:
     spoil = f"    parse({fault!r}).plant(model)"
     result = run(pytester, suite, "-k", "greedy or distributions or perplexity", spoil=spoil)
-    assert {name.partition("[")[0] for name in failed(result)} == {
-        "test_greedy_texts_part_only_at_ties",
+    assert {name.partition("[")[0] for name in failed(result)} == texts | {
         "test_distributions_are_as_near_as_noise_allows",
         "test_perplexity_is_that_of_the_reference",
     }
@@ -207,16 +210,46 @@ def test_a_fault_of_decoding_alone_fails_what_is_generated_and_no_layer(
     assert "No layer is wrong: look at what is done with the logits, and at the cache." in text_of(result)
 
 
-@pytest.mark.slow
-def test_a_prompt_with_a_worse_score_leads_to_the_module(pytester: pytest.Pytester, suite: Path) -> None:
+def test_a_finding_stands_where_the_layers_cannot_be_checked(
+    pytester: pytest.Pytester, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise MismatchError("other vocabularies")
+
+    monkeypatch.setattr(target_check, "check_target", failing)
+    monkeypatch.setattr(localising, "check_target", failing)
+    spoil = "    parse('head-is-embedding').plant(model)"
+    result = run(pytester, suite, "-k", "greedy", spoil=spoil)
+    assert failed(result) == {"test_greedy_texts_part_only_at_ties"}
+    assert "are not the reference's, and noise does not explain it" in text_of(result)
+    assert "The layers could not be checked on the target's inputs: other vocabularies" in text_of(result)
+
+
+def scores(folder: Path) -> tuple[str, str]:
+    """Write the scores of two prompts, of which one is worse, and return the option that names them."""
     lines = [
         {"prompt": "for i in range(", "reference": 1.0, "candidate": 0.0},
         {"prompt": "def f(", "reference": 1.0, "candidate": 1.0},
     ]
-    samples = pytester.path / "scores.jsonl"
+    samples = folder / "scores.jsonl"
     samples.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return "--validator-samples", str(samples)
+
+
+def test_a_prompt_that_scored_worse_by_chance_passes_and_is_inconclusive_without_noise(
+    pytester: pytest.Pytester, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pytester, suite, "-k", "prompts", *scores(pytester.path)).assert_outcomes(passed=1, deselected=9)
+    monkeypatch.setattr(tracing, "logit_noise", lambda *_, **__: None)
+    result = run(pytester, suite, "-k", "prompts", *scores(pytester.path))
+    result.assert_outcomes(failed=1, deselected=9)
+    assert "inconclusive: line 1: score 0, and the reference's is 1. No token was judged" in text_of(result)
+
+
+@pytest.mark.slow
+def test_a_prompt_with_a_worse_score_leads_to_the_module(pytester: pytest.Pytester, suite: Path) -> None:
     spoil = "    parse('head-is-embedding').plant(model)"
-    result = run(pytester, suite, "-k", "prompts", "--validator-samples", str(samples), spoil=spoil)
+    result = run(pytester, suite, "-k", "prompts", *scores(pytester.path), spoil=spoil)
     assert failed(result) == {"test_prompts_with_a_worse_score_are_computed_right"}
     assert "line 1: score 0, and the reference's is 1." in text_of(result)
     assert "lm_head: " in text_of(result)

@@ -6,8 +6,17 @@ import pytest
 
 from tests.long_context.ports import target_file
 from validator.content import content_path
+from validator.long_context.judging import examined
+from validator.long_context.observing import LongRun
 
 pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Import what the suite needs: pytest inside pytest forgets it, and torch registers nothing twice."""
+    port = target_file(tmp_path_factory.mktemp("loaded"), "llama", fault="without_cache")
+    assert examined(LongRun(source=str(port))).whole.problem is None
 
 
 def run(pytester: pytest.Pytester, port: Path, *options: str) -> pytest.RunResult:
@@ -54,6 +63,17 @@ def test_a_leak_fails_with_the_module_that_keeps_it(pytester: pytest.Pytester, t
     result = run(pytester, target_file(tmp_path, "llama", fault="kept_in_a_list"))
     result.assert_outcomes(passed=3, failed=1, skipped=2)
     assert "They are kept in model.layers.1.mlp.history" in text_of(result)
+
+
+@pytest.mark.slow
+def test_a_window_as_long_as_the_context_is_not_crossed_and_skips_what_crosses_it(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    port = target_file(tmp_path, "gemma2", sliding_window=512, max_position_embeddings=512)
+    result = run(pytester, port, "-rs")
+    result.assert_outcomes(passed=4, skipped=2)
+    assert "no decoding crosses the edge of the sliding window of 512: it is too wide" in text_of(result)
+    assert "no prompt is longer than the sliding window of 512" in text_of(result)
 
 
 @pytest.mark.slow

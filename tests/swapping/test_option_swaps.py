@@ -8,9 +8,9 @@ import torch
 
 from tests.small_port import write_port
 from validator.errors import UsageError
+from validator.numerics.formats import weights_dtype
 from validator.report.json_report import schema
 from validator.report.swaps import SwapResult
-from validator.swapping.judgement import weights_dtype
 from validator.swapping.logits import logits_of
 from validator.swapping.option_runs import CandidateRun, Ran, run_candidate
 from validator.swapping.option_swaps import swap_options
@@ -87,6 +87,37 @@ def test_the_variable_and_the_argument_that_bring_a_divergence_are_found(tmp_pat
     assert "2 options of 3" in str(result)
     document = json.loads(json.dumps(result.to_json(), allow_nan=False))
     jsonschema.validate(document, schema(), cls=jsonschema.Draft202012Validator)
+
+
+def test_an_option_that_only_one_rank_of_two_heeds_is_found(tmp_path: Path) -> None:
+    port = write_port(
+        tmp_path,
+        """
+import torch.distributed as dist
+
+class Sharded(Net):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, input_ids):
+        partial = super().forward(input_ids) * (self.scale / dist.get_world_size())
+        dist.all_reduce(partial)
+        return partial
+
+
+def candidate(fast=False, harmless=False):
+    return Sharded(1.3 if fast and dist.get_rank() == 1 else 1.0).to(torch.bfloat16)
+""",
+    )
+    options = write_options(
+        tmp_path,
+        '[fast]\nargument = "fast"\non = true\n[harmless]\nargument = "harmless"\non = true',
+    )
+    result = SwapResult(swap_options(str(port), options, nproc=2))
+    (level,) = result.swap.levels
+    assert [member.item for member in level.found.members] == ["fast"]
+    assert result.exit_code == 1
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -1,6 +1,5 @@
 """Record a baseline: a run of the reference with its noise, also of the candidate, or figures."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from validator.checks.findings import Verdict
 from validator.comparing.comparison import compare_captures
 from validator.errors import CaptureError, UsageError, ValidatorError
 from validator.judging_thin import dtype_of
+from validator.numerics.formats import weights_dtype
 from validator.report.pairs import ComparisonResult
 from validator.target import Target, load_target
 from validator.target_capture import capture_target
@@ -253,11 +253,10 @@ def _dtype(target: Target, candidate: Path | None, nproc: int) -> torch.dtype:
             f"of: {error}. "
             "Give --dtype, such as --dtype bfloat16"
         ) from error
-    found = Counter(tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point())
-    if not found:
+    found = weights_dtype(model)
+    if found is None:
         raise UsageError(f"the candidate of {target.source} has no floating weight: give --dtype")
-    dtype: torch.dtype = found.most_common(1)[0][0]
-    return dtype
+    return found
 
 
 def _name(dtype: torch.dtype) -> str:

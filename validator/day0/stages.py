@@ -211,8 +211,8 @@ def _suite(suite: str) -> Callable[[Context, Stage], StageResult]:
             return stage.ended(Ending.NOT_APPLICABLE, answers[0].message, report=report.name)
         if summary.verdict is Ending.PASSED:
             passed = [answer for answer in answers if answer.ending is Ending.PASSED]
-            others = len(answers) - len(passed)
-            beside = f", {others} not applicable" if others else ""
+            left = len(answers) - len(passed)
+            beside = f", {left} not applicable" if left else ""
             return stage.ended(
                 Ending.PASSED,
                 f"{phrases.count(len(passed), 'test')} passed{beside}",

@@ -6,16 +6,16 @@ method `layer_views()`, which makes it a `CacheView`. Reading changes nothing.
 Shape legend: B = sequences, K = key heads of this rank, T = tokens held, D = channels of a head.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from validator.capturing.copies import local_part
+from validator.long_context.storages import tensors_in
 
-__all__ = ["CacheView", "LayerView", "StoredLayer", "layer_views", "sizes_of"]
+__all__ = ["CacheView", "LayerView", "StoredLayer", "layer_views", "pairs_in"]
 
 _DEPTH = 4
 _DIMS = 4  # of keys and of values: batch, heads, tokens, channels
@@ -45,7 +45,7 @@ class LayerView(Protocol):
         """How many tokens it evicts at once; 1 where it evicts single ones."""
 
     def rows(self) -> tuple[Tensor, Tensor] | None:
-        """Return the keys and values that it holds, `[B, K, T, D]`, oldest first.
+        """Return the keys and values that it holds, `[B, K, T, D]`, oldest first, padded channels as zeros.
 
         None where they are stored otherwise, quantised say, so that what is read may change by itself.
         """
@@ -117,7 +117,7 @@ class StoredLayer:
 
     def tensors(self) -> Sequence[Tensor]:
         """Return all tensors in its attributes."""
-        return list(_tensors(vars(self.layer), _DEPTH))
+        return list(tensors_in(vars(self.layer), depth=_DEPTH))
 
     @property
     def _is_state(self) -> bool:
@@ -130,17 +130,14 @@ class StoredLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """Keys and values of a layer as a tuple holds them: a `LayerView`."""
+    """Keys and values `[B, K, T, D]` of a layer in a tuple, which keeps no count: a `LayerView`."""
 
     keys: Tensor
     values: Tensor
     kind: str = "tuple"
+    seen: int | None = None
     capacity: int | None = None
     block: int = 1
-
-    @property
-    def seen(self) -> int | None:
-        return _tokens(self.keys)
 
     @property
     def held(self) -> int | None:
@@ -153,40 +150,38 @@ class _Pair:
         return [self.keys, self.values]
 
 
-def layer_views(cache: Any) -> tuple[LayerView, ...] | None:
+def layer_views(cache: Any, token_dims: tuple[int, int] | None = None) -> tuple[LayerView, ...] | None:
     """Return a view of each layer's cache, or None where nothing is known of such a cache.
 
     Args:
-        cache: a `CacheView`, a cache of transformers, or a tuple of a pair `[B, K, T, D]` a layer.
+        cache: a `CacheView`, a cache of transformers, or a tuple of a pair of keys and values a layer.
+        token_dims: of such a tuple, which dim of keys and which of values counts tokens; None where that is
+            not known, and then neither is what the tuple holds.
     """
     if isinstance(cache, CacheView):
         return tuple(cache.layer_views())
-    if isinstance(cache, tuple | list):
-        pairs = [pair for pair in cache if isinstance(pair, tuple | list) and len(pair) >= 2]
-        is_keys = all(isinstance(x, Tensor) and x.dim() == _DIMS for pair in pairs for x in pair[:2])
-        if cache and len(pairs) == len(cache) and is_keys:
-            return tuple(_Pair(keys=pair[0], values=pair[1]) for pair in pairs)
-        return None
+    pairs = pairs_in(cache)
+    if pairs is not None:
+        if token_dims is None:
+            return None
+        of_keys, of_values = token_dims
+        return tuple(
+            _Pair(keys=keys.movedim(of_keys, -2), values=values.movedim(of_values, -2))
+            for keys, values in pairs
+        )
     layers = getattr(cache, "layers", None)
     if not isinstance(layers, list) or not all(map(_is_layer, layers)):
         return None
     return tuple(StoredLayer(layer=layer) for layer in layers)
 
 
-def sizes_of(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """Return the bytes of each storage behind tensors, by its address: that of several views counts once."""
-    found = {}
-    for tensor in tensors:
-        local = local_part(tensor)
-        if local is None or local.device.type == "meta":
-            continue
-        try:
-            storage = local.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # a wrapper without memory of its own
-            continue
-    found.pop(0, None)
-    return found
+def pairs_in(cache: Any) -> tuple[tuple[Tensor, Tensor], ...] | None:
+    """Return the keys and values of each layer, of four dims, of a cache that is a tuple of them, or None."""
+    if not isinstance(cache, tuple | list) or not cache:
+        return None
+    pairs = [tuple(layer[:2]) for layer in cache if isinstance(layer, tuple | list) and len(layer) >= 2]
+    is_cache = all(isinstance(x, Tensor) and x.dim() == _DIMS for pair in pairs for x in pair)
+    return tuple(pairs) if is_cache and len(pairs) == len(cache) else None
 
 
 def _is_layer(layer: Any) -> bool:
@@ -195,19 +190,3 @@ def _is_layer(layer: Any) -> bool:
 
 def _tokens(keys: Any) -> int:
     return int(keys.shape[-2]) if isinstance(keys, Tensor) and keys.dim() >= 3 else 0
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
-            names, _ = value.__tensor_flatten__()
-            for name in names:
-                yield from _tensors(getattr(value, name), depth - 1)
-        else:
-            yield value
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item, depth - 1)

@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from validator.capturing.copies import local_part
-from validator.long_context.cache_views import LayerView, layer_views, sizes_of
+from validator.long_context.cache_layouts import token_dims
+from validator.long_context.cache_views import LayerView, layer_views
 from validator.long_context.calling import cache_argument, configured_cache, device_of, ported
 from validator.long_context.meters import Memory, Meter, hoards
 from validator.long_context.schedules import Schedule
+from validator.long_context.storages import sizes_of
 
 __all__ = ["CacheWatch", "Drive", "LayerReading", "Reading", "drive"]
 
@@ -34,7 +36,8 @@ class LayerReading:
         seen, held, capacity, block: see `LayerView`.
         size_bytes: of all that it keeps.
         row_bytes: of one token's keys and values, from their shapes; None where it doesn't show them.
-        row_values: how many numbers these are.
+        row_values: how many numbers these are, without channels that are 0 for all tokens, as those are that
+            pad a head to the size that a kernel takes.
         changed: the tokens, first and last, whose keys or values are others than at the reading before; None
             for none.
     """
@@ -108,6 +111,7 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
     logits: Tensor | None = None
     watch = CacheWatch()
     cache = None if argument is None else configured_cache(model, schedule.total)
+    dims = None
     readings = []
     before: dict[str, int] = {}
     every = max(schedule.decoded // _READINGS, 1)
@@ -121,15 +125,16 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
             made, cache = ported(model, given, cache=cache, argument=argument, fed=start)
             if logits is None:
                 logits = torch.empty(schedule.total, made.shape[-1], dtype=made.dtype)
+                dims = token_dims(model, argument, cache)
             logits[start:stop] = made
             if stop >= schedule.prompt and stop < schedule.total:
                 tokens[stop] = _sampled(made[-1], generator)
             del made, given
             if argument is not None and (meter is None or (stop - schedule.prompt) % every == 0):
-                views = layer_views(cache) or ()
+                views = layer_views(cache, dims) or ()
                 kept = [tensor for view in views for tensor in view.tensors()]
                 memory = None if meter is None else meter.read(kept, device)
-                readings.append(Reading(fed=stop, layers=watch.read(views), memory=memory))
+                readings.append(Reading(fed=stop, layers=watch.read(views, fed=stop), memory=memory))
                 del kept, views
     assert logits is not None
     return Drive(
@@ -149,20 +154,20 @@ class CacheWatch:
         # numpy's, so that what is kept here is no tensor that memory is searched for
         self._marks: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
 
-    def read(self, views: tuple[LayerView, ...]) -> tuple[LayerReading, ...]:
-        """Read all layers."""
-        return tuple(self._read(i, view) for i, view in enumerate(views))
+    def read(self, views: tuple[LayerView, ...], *, fed: int) -> tuple[LayerReading, ...]:
+        """Read all layers of a cache that was given so many tokens, of which it holds the last."""
+        return tuple(self._read(i, view, fed) for i, view in enumerate(views))
 
-    def _read(self, number: int, view: LayerView) -> LayerReading:
-        seen, rows = view.seen, view.rows()
+    def _read(self, number: int, view: LayerView, fed: int) -> LayerReading:
+        rows = view.rows()
         row_bytes, row_values, changed = None, None, None
-        if rows is not None and seen is not None and rows[0].shape[2]:
+        if rows is not None and rows[0].shape[2]:
             row_bytes = sum(x[:, :, :1].numel() * x.element_size() for x in rows)
-            row_values = sum(x[:, :, :1].numel() for x in rows)
-            changed = self._changed(number, seen - rows[0].shape[2], _marks(rows))
+            row_values = sum(map(_row_values, rows))
+            changed = self._changed(number, fed - rows[0].shape[2], _marks(rows))
         return LayerReading(
             kind=view.kind,
-            seen=seen,
+            seen=view.seen,
             held=view.held,
             capacity=view.capacity,
             block=view.block,
@@ -184,6 +189,14 @@ class CacheWatch:
             marks[start - first : stop - first] != before[1][start - before[0] : stop - before[0]]
         )
         return (int(differs[0]) + start, int(differs[-1]) + start) if len(differs) else None
+
+
+def _row_values(rows: Tensor) -> int:
+    """Return how many numbers a token takes of `[B, K, T, D]`, without channels that are 0 throughout."""
+    local = local_part(rows)
+    assert local is not None
+    used = (local.float() != 0).flatten(0, 2).any(0)
+    return local.shape[0] * local.shape[1] * int(used.sum())
 
 
 def _marks(rows: tuple[Tensor, Tensor]) -> np.ndarray[Any, Any]:

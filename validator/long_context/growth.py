@@ -6,6 +6,7 @@ from math import prod
 
 from scipy import stats
 
+from validator.long_context.contexts import Context
 from validator.long_context.driving import Drive, LayerReading, Reading
 
 __all__ = ["Slope", "memory_growth", "slope_of"]
@@ -68,14 +69,12 @@ def slope_of(fed: Sequence[int], sizes: Sequence[int]) -> Slope | None:
     return Slope(value=float(found[0]), low=float(found[2]), high=float(found[3]))
 
 
-def memory_growth(
-    drive: Drive, windows: Sequence[int | None], token_values: Sequence[int | None] = ()
-) -> Growth:
+def memory_growth(drive: Drive, context: Context, token_values: Sequence[int | None] = ()) -> Growth:
     """Judge how memory grew over the decode steps of a run.
 
     Args:
         drive: the run.
-        windows: of each layer, as the reference has them; empty where they are not known.
+        context: of the reference: which layers have a window.
         token_values: numbers that a token takes in each layer of the reference's own cache; empty where that
             is not known.
     """
@@ -87,7 +86,7 @@ def memory_growth(
     others = slope_of(fed, [each.other_bytes for each in memory])
     on_device = [each.device_bytes - each.cache_bytes for each in memory if each.device_bytes is not None]
     device = slope_of(fed, on_device) if len(on_device) == len(fed) else None
-    predicted = _predicted(readings, windows)
+    predicted = _predicted(readings, context)
     problems = []
     if (
         cache is not None
@@ -96,7 +95,7 @@ def memory_growth(
     ):
         problems.append(
             f"the cache grows by {cache}, and what its layers must hold by {predicted:.4g}: "
-            f"{_greediest(readings, windows)}"
+            f"{_greediest(readings, context)}"
         )
     if others is not None and others.low > 0:
         problems.append(
@@ -112,19 +111,17 @@ def memory_growth(
     return Growth(cache=cache, predicted=predicted, others=others, device=device, problems=tuple(problems))
 
 
-def _predicted(readings: Sequence[Reading], windows: Sequence[int | None]) -> float:
-    """Return bytes a token of the layers that hold every token and grow with them."""
+def _predicted(readings: Sequence[Reading], context: Context) -> float:
+    """Return bytes a token of the layers that grow with each token."""
     if not readings:
         return 0.0
     first, last = readings[0], readings[-1]
     total = 0.0
     for i, layer in enumerate(last.layers):
-        window = windows[i] if i < len(windows) else None
-        if layer.capacity is not None or layer.seen is None:
-            continue
-        if window is not None and first.fed >= window:
-            continue
-        total += _row_bytes(layer)
+        window = context.window_of(i)
+        is_growing = layer.capacity is None and layer.held is not None
+        if is_growing and (window is None or window.may_grow(first.fed)):
+            total += _row_bytes(layer)
     return total
 
 
@@ -145,20 +142,21 @@ def _row_bytes(layer: LayerReading) -> float:
     return layer.size_bytes / layer.held if layer.held else 0.0
 
 
-def _greediest(readings: Sequence[Reading], windows: Sequence[int | None]) -> str:
+def _greediest(readings: Sequence[Reading], context: Context) -> str:
     """Name the layer whose cache grows most beyond what it must."""
     fed = [reading.fed for reading in readings]
     worst, most = 0, -1.0
     for i, layer in enumerate(readings[-1].layers):
         slope = slope_of(fed, [reading.layers[i].size_bytes for reading in readings])
-        window = windows[i] if i < len(windows) else None
-        must = 0.0 if window is not None and fed[0] >= window else _row_bytes(layer)
+        window = context.window_of(i)
+        must = _row_bytes(layer) if window is None or window.may_grow(fed[0]) else 0.0
         if slope is not None and slope.value - must > most:
             worst, most = i, slope.value - must
     layer = readings[-1].layers[worst]
-    window = windows[worst] if worst < len(windows) else None
-    if window is not None and layer.held is not None and layer.held > window:
-        return f"layer {worst} never evicts: it holds {layer.held} tokens, and its window is {window}"
+    window = context.window_of(worst)
+    if window is not None and layer.held is not None and layer.held > window.size:
+        has = f"its {window.noun} is {window.size}"
+        return f"layer {worst} never evicts: it holds {layer.held} tokens, and {has}"
     return f"layer {worst} ({layer.kind}) takes {most:.4g} bytes a token more than its keys and values"
 
 

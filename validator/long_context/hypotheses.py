@@ -6,14 +6,14 @@ that are outside of their noise go back into it.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from validator.errors import ValidatorError
-from validator.long_context.contexts import Context
+from validator.long_context.contexts import Context, Window
 from validator.long_context.noise import Band, oracle_logits
 from validator.long_context.position_errors import PositionErrors, position_errors
 from validator.wrapping import replaced
@@ -42,19 +42,18 @@ class Hypothesis:
 
 def hypotheses(context: Context) -> tuple[Hypothesis, ...]:
     """Return what can be tried on a model, likeliest first."""
-    windows = sorted({window for window in context.windows if window is not None})
     off_by_one = [
         Hypothesis(
-            what=f"a sliding window of {window + change} in place of {window}, off by one",
-            altered=_window(window, window + change),
+            what=f"{_a(replace(window, size=size))} in place of {window.size}, off by one",
+            altered=_window(window, size),
         )
-        for window in windows
-        for change in (-1, 1)
-        if window + change > 0
+        for window in context.distinct
+        for size in (window.size - 1, window.size + 1)
+        if size > 0
     ]
     none = [
-        Hypothesis(what=f"no sliding window in place of one of {window}", altered=_window(window, 1 << 30))
-        for window in windows
+        Hypothesis(what=f"attention to all tokens in place of {_a(window)}", altered=_window(window, 1 << 30))
+        for window in context.distinct
     ]
     positions = [
         Hypothesis(
@@ -111,17 +110,20 @@ class _NotThereError(Exception):
     """The model has nothing to plant a hypothesis in."""
 
 
-def _window(window: int, changed: int) -> Callable[[nn.Module], Any]:
+def _a(window: Window) -> str:
+    return f"{'an' if window.is_chunked else 'a'} {window}"
+
+
+def _window(window: Window, changed: int) -> Callable[[nn.Module], Any]:
     @contextmanager
     def altered(model: nn.Module) -> Iterator[None]:
-        names = ("sliding_window", "attention_chunk_size")
+        name = "attention_chunk_size" if window.is_chunked else "sliding_window"
         owners = {id(owner): owner for module in model.modules() for owner in _owners(module)}
         with ExitStack() as stack:
             found = [
                 stack.enter_context(replaced(owner, name, changed))
                 for owner in owners.values()
-                for name in names
-                if getattr(owner, name, None) == window
+                if getattr(owner, name, None) == window.size
             ]
             if not found:
                 raise _NotThereError

@@ -1,13 +1,11 @@
 """A port judged in long contexts: one question after the other, each with what is wrong."""
 
-import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from validator.long_context.contexts import Context, context_of
 from validator.long_context.driving import Drive
@@ -80,7 +78,7 @@ def examined(run: LongRun) -> LongContext:
     Raises:
         ValidatorError: it can't be run, or not be compared.
     """
-    with tempfile.TemporaryDirectory(prefix="validator-") as name, _quiet():
+    with tempfile.TemporaryDirectory(prefix="validator-") as name, without_loading_bars():
         target = run.load()
         reference = target.reference()
         context, token_values = context_of(reference), token_values_of(reference)
@@ -89,14 +87,18 @@ def examined(run: LongRun) -> LongContext:
         seen: list[Seen] = on_ranks(see, (run, context), nproc=run.nproc, device=run.device, folder=folder)
         first = seen[0]
 
-        def judge(drive: Drive) -> tuple[Judged, Band]:
-            return _judged(run, drive, first, context, target.reference, folder)
+        def measured(text: Tensor) -> Band:
+            return measured_band(target.reference, text, dtype=first.dtype, recipe=run.declared(target))
 
-        whole, band = judge(first.whole)
-        across = None if first.across is None else judge(first.across)[0]
+        def judge(drive: Drive) -> Judged:
+            return _judged(run, drive, first, context, target.reference, measured(drive.tokens), folder)
+
+        whole = judge(first.whole)
+        across = None if first.across is None else judge(first.across)
+        prefix_problems = None if first.shared is None else judge_shared_prefix(first.shared, measured)
     is_shown = any(reading.layers for reading in first.whole.readings)
     held = [_held(each, context) if is_shown else [] for each in seen]
-    growths = [memory_growth(each.whole, context.windows, token_values) for each in seen]
+    growths = [memory_growth(each.whole, context, token_values) for each in seen]
     return LongContext(
         context=context,
         argument=first.argument,
@@ -111,15 +113,8 @@ def examined(run: LongRun) -> LongContext:
         ),
         growth=growths[0],
         memory_problems=said_by_rank([growth.problems for growth in growths]),
-        prefix_problems=None
-        if first.shared is None
-        else judge_shared_prefix(first.shared, noise=float(band.sigma.median()), limit=LIMIT),
+        prefix_problems=prefix_problems,
     )
-
-
-def _quiet() -> AbstractContextManager[None]:
-    """Keep progress bars out of what pytest shows of a failed test."""
-    return nullcontext() if importlib.util.find_spec("transformers") is None else without_loading_bars()
 
 
 def _held(seen: Seen, context: Context) -> list[Occupancy]:
@@ -145,9 +140,9 @@ def _judged(
     seen: Seen,
     context: Context,
     build: Callable[[], nn.Module],
+    band: Band,
     folder: Path,
-) -> tuple[Judged, Band]:
-    band = measured_band(build, drive.tokens, dtype=seen.dtype)
+) -> Judged:
     errors = position_errors(cand=drive.logits, band=band)
     problem, culprit = None, None
     if errors.onset is not None:
@@ -170,7 +165,7 @@ def _judged(
             f"{errors.growth_high:.3g}). Likely angles of the rotary embedding, from frequencies in a narrow "
             "format"
         )
-    return Judged(drive=drive, errors=errors, problem=problem, culprit=culprit), band
+    return Judged(drive=drive, errors=errors, problem=problem, culprit=culprit)
 
 
 def _onset_text(
@@ -178,7 +173,8 @@ def _onset_text(
 ) -> str:
     marks = landmarks(context, drive.schedule, seen.dtype)
     place, likely = told(onset, marks), hint(onset, marks)
-    start = min(mark for mark in (context.window, len(drive.tokens) // 4) if mark is not None)
+    quarter = len(drive.tokens) // 4
+    start = quarter if context.window is None else min(context.window.size, quarter)
     if onset < min(start - 1, 8):
         place, likely = (
             f"at position {onset}",

@@ -45,12 +45,13 @@ def landmarks(context: Context, schedule: Schedule, dtype: torch.dtype) -> tuple
     """
     found = [
         Landmark(
-            position=window,
-            what=f"the edge of the sliding window of {window}",
-            hint="keys at the window's edge: its mask, or what its cache evicts, is off by one or more",
+            position=edge,
+            what=f"the edge of the {window}" + (f", at {edge}" if window.is_chunked else ""),
+            hint=f"keys at the {window.noun}'s edge: its mask, or what is evicted, is off by one or more",
             early=1,
         )
-        for window in sorted({window for window in context.windows if window is not None})
+        for window in context.distinct
+        for edge in window.edges(schedule.total)
     ]
     if context.trained is not None:
         found.append(

@@ -81,7 +81,7 @@ def localised(
                 ref=open_capture(paths["reference.h5"]),
                 cand=open_capture(paths["candidate"]),
                 run=feed,
-                recipe=target.recipe,
+                recipe=run.declared(target),
                 names=target.names,
                 layout=target.layout,
                 mesh=target.mesh,

@@ -8,16 +8,15 @@ Shape legend: * = any shape.
 """
 
 import gc
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FunctionType, MethodType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from validator.long_context.cache_views import sizes_of
+from validator.long_context.storages import sizes_of, tensors_in
 
 __all__ = ["Memory", "Meter", "hoards"]
 
@@ -87,7 +86,7 @@ def hoards(model: nn.Module) -> dict[str, int]:
     for fqn, module in model.named_modules():
         kept = {**{k: v for k, v in vars(module).items() if k not in _OWN}, **module._buffers}
         for name, value in kept.items():
-            size = sum(sizes_of(list(_tensors(value, _DEPTH))).values())
+            size = sum(sizes_of(list(tensors_in(value, depth=_DEPTH))).values())
             if size:
                 found[".".join(part for part in (fqn, name) if part)] = size
     return found
@@ -101,30 +100,3 @@ def _allocated(device: torch.device) -> int | None:
         return None
     allocated = getattr(torch.get_device_module(device), "memory_allocated", None)
     return None if allocated is None else int(allocated(device))
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    """Yield the tensors in containers, and in what functions have closed over."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if not depth:
-        return
-    inside: Any = ()
-    if isinstance(value, dict):
-        inside = value.values()
-    elif isinstance(value, list | tuple | set | deque):
-        inside = value
-    elif isinstance(value, MethodType):
-        inside = [value.__func__]
-    elif isinstance(value, FunctionType):
-        inside = [_content(cell) for cell in value.__closure__ or ()]
-    for item in list(inside):
-        yield from _tensors(item, depth - 1)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None

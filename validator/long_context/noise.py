@@ -3,14 +3,15 @@
 The noise is that of controls: the reference's own code in the candidate's dtype, on all tokens at once,
 several times, each time with what every module returns changed at random by up to one rounding. A healthy
 candidate is one more such run, and rounds no more often; the cache, the chunks and the single steps are what
-it has of its own. Simulating every operator would take minutes on a text of this length. How errors travel
-through attention need not be known: they travel through the controls as well.
+it has of its own. How errors travel through attention need not be known: they travel through the controls as
+well. Simulating every operator would take minutes on a text of this length, and is done only where a recipe
+is declared that allows more than the reference's own code does.
 
 Shape legend: T = tokens, V = vocabulary.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,9 @@ from validator.checks.shadow import ShadowTensor, widened
 from validator.errors import MismatchError, TargetError
 from validator.long_context.calling import MASKED, device_of
 from validator.numerics.formats import format_of
+from validator.numerics.recipes import EAGER, Recipe
 from validator.numerics.rounding import round_nearest
+from validator.swapping.noise import noisy_runs
 from validator.target_file import describe
 
 __all__ = ["CONTROLS", "Band", "measured_band", "oracle_logits"]
@@ -51,7 +54,12 @@ class Band:
 
 
 def measured_band(
-    build: Callable[[], nn.Module], tokens: Tensor, *, dtype: torch.dtype, controls: int = CONTROLS
+    build: Callable[[], nn.Module],
+    tokens: Tensor,
+    *,
+    dtype: torch.dtype,
+    recipe: Recipe | None = None,
+    controls: int = CONTROLS,
 ) -> Band:
     """Run the reference in float64, and as controls.
 
@@ -59,18 +67,21 @@ def measured_band(
         build: builds the reference, anew at each call.
         tokens: `[T]` int64.
         dtype: in which the candidate keeps its parameters.
+        recipe: what the device may round, as it is declared; None for what is allowed undeclared.
         controls: how many.
 
     Raises:
-        TargetError: the reference fails on so many tokens.
+        TargetError: the reference fails on so many tokens, or the recipe can't be simulated on its code.
     """
     reference = build()
     logits, has_chosen = oracle_logits(reference, tokens, dtype=dtype)
-    control = _in_dtype(build(), reference, dtype)
-    del reference
+    if recipe is None or EAGER.covers(recipe):
+        runs = _dithered_runs(_in_dtype(build(), dtype), tokens, dtype=dtype, runs=controls)
+    else:
+        runs = _simulated_runs(reference, tokens, dtype=dtype, recipe=recipe, runs=controls)
     total = torch.zeros(len(tokens), dtype=torch.float64)
-    for seed in range(controls):
-        total += _distance(_dithered(control, tokens, dtype=dtype, seed=seed), logits).square()
+    for run in runs:
+        total += _distance(run, logits).square()
     # What storing the logits does is in every run, where the controls by chance show none.
     # Entries of a padded vocabulary are masked by infinities, or by the format's lowest number.
     real = logits.masked_fill(~(logits.abs() < MASKED), 0.0)
@@ -124,7 +135,21 @@ class _Stored:
         return round_nearest(value, format_of(self._dtype)), self._dtype
 
 
-def _in_dtype(model: nn.Module, reference: nn.Module, dtype: torch.dtype) -> nn.Module:
+def _simulated_runs(
+    reference: nn.Module, tokens: Tensor, *, dtype: torch.dtype, recipe: Recipe, runs: int
+) -> Iterator[Tensor]:
+    """Yield `[T, V]` logits of runs in which each operator rounds at random as a recipe allows."""
+    found = noisy_runs(reference, lambda: _logits(reference, tokens), recipe=recipe, dtype=dtype, runs=runs)
+    if found is None:
+        raise TargetError(
+            f"the recipe {recipe.name!r} can't be simulated on the reference's code, so that how far it "
+            "carries the logits is not known: declare fused or eager, which need no simulation, or none"
+        )
+    for run in found:
+        yield run.values[0]
+
+
+def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return a model whose parameters are rounded to a dtype, and whose buffers are as they were."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -139,8 +164,13 @@ def _in_dtype(model: nn.Module, reference: nn.Module, dtype: torch.dtype) -> nn.
     return model
 
 
+def _dithered_runs(model: nn.Module, tokens: Tensor, *, dtype: torch.dtype, runs: int) -> Iterator[Tensor]:
+    """Yield `[T, V]` float64 logits of runs whose modules' results are changed by up to one rounding."""
+    for seed in range(runs):
+        yield _dithered(model, tokens, dtype=dtype, seed=seed)
+
+
 def _dithered(model: nn.Module, tokens: Tensor, *, dtype: torch.dtype, seed: int) -> Tensor:
-    """Return `[T, V]` float64 logits of a run whose modules' results are changed by up to one rounding."""
     generator = torch.Generator().manual_seed(seed)
     unit = format_of(dtype).unit_roundoff
 

@@ -3,26 +3,28 @@
 Shape legend: T = tokens.
 """
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from validator.errors import TargetError, UsageError
 from validator.faults import parse
+from validator.long_context.cache_layouts import token_dims
 from validator.long_context.cache_views import layer_views
 from validator.long_context.calling import cache_argument, device_of, ported
 from validator.long_context.contexts import Context
 from validator.long_context.driving import CacheWatch, Drive, drive
 from validator.long_context.prefixes import SharedPrefix, share_prefix
+from validator.long_context.prompts import long_prompt
 from validator.long_context.schedules import across_the_window, whole_context
+from validator.numerics.formats import weights_dtype
+from validator.numerics.recipes import Recipe, recipe_named
 from validator.target import Target, load_target
 from validator.testing.settings import Settings
 
-__all__ = ["LongRun", "Seen", "dtype_of", "prompt_of", "see", "token_values_of"]
+__all__ = ["LongRun", "Seen", "see", "token_values_of"]
 
 _PREFIX = 48
 """Tokens of a shared prefix; two texts of 16 tokens follow it."""
@@ -37,6 +39,7 @@ class LongRun:
         source: the target's path.
         nproc: number of ranks.
         device, dtype, tp: options of the candidate.
+        recipe: name of what the device may round; None for the target's own.
         is_long: whether to go up to the model's last position.
         plant: a fault to plant in the candidate first, as `validator.faults.parse` reads it.
     """
@@ -46,6 +49,7 @@ class LongRun:
     device: str | None = None
     dtype: str | None = None
     tp: int | None = None
+    recipe: str | None = None
     is_long: bool = False
     plant: str | None = None
 
@@ -64,12 +68,17 @@ class LongRun:
             device=settings.device,
             dtype=settings.dtype,
             tp=settings.tp,
+            recipe=settings.recipe,
             is_long=settings.long,
         )
 
     def load(self) -> Target:
         """Load the target with this run's options."""
         return load_target(self.source, device=self.device, dtype=self.dtype, tp=self.tp)
+
+    def declared(self, target: Target) -> Recipe | None:
+        """Return what the device may round as it is declared, or None where nothing is."""
+        return recipe_named(self.recipe) or target.recipe
 
     def candidate(self, target: Target) -> nn.Module:
         """Build this rank's candidate."""
@@ -84,7 +93,7 @@ class Seen:
     """What one rank saw.
 
     Attributes:
-        dtype: of most of the candidate's parameters.
+        dtype: that most of the candidate computes in.
         argument: what the candidate calls its cache; None where it takes none.
         whole: a prompt longer than any window in chunks, then decoding.
         across: decoding across the edge of the window; None where there is none, or `whole` has it.
@@ -116,54 +125,17 @@ def see(rank: int, world_size: int, run: LongRun, context: Context) -> Seen:
     edge = across_the_window(context, schedule)
     ids = target.inputs()
     vocabulary = _vocabulary(model)
-    prompt = prompt_of(ids, schedule.total, vocabulary=vocabulary, source=run.source)
+    prompt = long_prompt(ids, tokens=schedule.total, vocabulary=vocabulary)
     argument = cache_argument(model)
     whole = drive(model, prompt, schedule)
     across = None if edge is None or argument is None else drive(model, prompt, edge)
     shared = None
     if argument is not None and (context.limit is None or context.limit >= _PREFIX + _FOLLOWING):
-        text = prompt_of(ids, _PREFIX + _FOLLOWING, vocabulary=vocabulary, source=run.source)
+        text = long_prompt(ids, tokens=_PREFIX + _FOLLOWING, vocabulary=vocabulary)
         shared = share_prefix(model, text, prefix=_PREFIX)
-    seen = Seen(dtype=dtype_of(model), argument=argument, whole=whole, across=across, shared=shared)
+    dtype = weights_dtype(model) or torch.float32
+    seen = Seen(dtype=dtype, argument=argument, whole=whole, across=across, shared=shared)
     return seen if rank == 0 else _without_logits(seen)
-
-
-def prompt_of(inputs: Mapping[str, Any], tokens: int, *, vocabulary: int | None, source: str) -> Tensor:
-    """Return `[T]` int64: the target's own tokens end to end, then others drawn with a fixed seed.
-
-    Args:
-        inputs: the target's.
-        tokens: how many are needed.
-        vocabulary: how many there are to draw from; None to draw from the target's own tokens.
-        source: the target, for a message.
-
-    Raises:
-        UsageError: the target feeds no token ids.
-    """
-    ids = inputs.get("input_ids")
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or not ids.numel():
-        raise UsageError(
-            f"inputs() of {source} gives no input_ids, and long contexts are made of its tokens: "
-            'return {"input_ids": ...}'
-        )
-    mask = inputs.get("attention_mask")
-    is_real = isinstance(mask, Tensor) and mask.shape == ids.shape
-    own = (ids[mask.bool()] if is_real and mask is not None else ids.flatten()).cpu().to(torch.int64)
-    generator = torch.Generator().manual_seed(0)
-    if vocabulary is None:
-        drawn = own[torch.randint(len(own), (tokens,), generator=generator)]
-    else:
-        drawn = torch.randint(vocabulary, (tokens,), generator=generator)
-    return torch.cat((own, drawn))[:tokens]
-
-
-def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the floating dtype of most of a model's parameters; float32 where it has none."""
-    counts: Counter[torch.dtype] = Counter()
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            counts[parameter.dtype] += parameter.numel()
-    return counts.most_common(1)[0][0] if counts else torch.float32
 
 
 def _vocabulary(model: nn.Module) -> int | None:
@@ -188,13 +160,11 @@ def token_values_of(reference: nn.Module) -> tuple[int | None, ...]:
     argument = cache_argument(reference)
     if argument is None:
         return ()
+    tokens = torch.ones(1, 2, dtype=torch.int64, device=device_of(reference))
     try:
-        _, cache = ported(
-            reference,
-            torch.ones(1, 2, dtype=torch.int64, device=device_of(reference)),
-            cache=None,
-            argument=argument,
-        )
+        _, cache = ported(reference, tokens, cache=None, argument=argument)
     except TargetError:
         return ()
-    return tuple(layer.row_values for layer in CacheWatch().read(layer_views(cache) or ()))
+    views = layer_views(cache, token_dims(reference, argument, cache)) or ()
+    layers = CacheWatch().read(views, fed=tokens.shape[1])
+    return tuple(layer.row_values for layer in layers)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from validator.long_context.contexts import Context
+from validator.long_context.contexts import Context, Window
 from validator.long_context.driving import Drive, LayerReading, Reading
 
 __all__ = ["Occupancy", "occupancy"]
@@ -36,7 +36,7 @@ def occupancy(drive: Drive, context: Context) -> Occupancy:
     last = drive.readings[-1]
     wrong: dict[str, list[int]] = {}
     for number in range(len(last.layers)):
-        window = context.windows[number] if number < len(context.windows) else None
+        window = context.window_of(number)
         text = _first_problem(drive.readings, number, window) or _keeps_too_much(
             drive.readings, number, window
         )
@@ -55,7 +55,7 @@ def _layers(numbers: Sequence[int]) -> str:
     return f"layer {shown}" if len(numbers) == 1 else f"layers {shown}"
 
 
-def _first_problem(readings: Sequence[Reading], number: int, window: int | None) -> str | None:
+def _first_problem(readings: Sequence[Reading], number: int, window: Window | None) -> str | None:
     before = None
     for reading in readings:
         if number < len(reading.layers):
@@ -66,19 +66,21 @@ def _first_problem(readings: Sequence[Reading], number: int, window: int | None)
     return None
 
 
-def _problem(layer: LayerReading, reading: Reading, before: Reading | None, window: int | None) -> str | None:
-    if layer.seen is None or layer.held is None:
+def _problem(
+    layer: LayerReading, reading: Reading, before: Reading | None, window: Window | None
+) -> str | None:
+    if layer.held is None:
         return None
     fed = reading.fed
-    needed = fed if window is None else min(fed, window - 1)
+    needed = fed if window is None else window.needed(fed)
     if layer.held < needed:
         when = "" if before is None else f" (it had enough after {before.fed})"
-        of = "attention to all tokens" if window is None else f"a window of {window}"
+        of = "attention to all tokens" if window is None else f"a {window.noun} of {window.size}"
         return (
             f"evicts too early: after {fed} tokens{when} it holds {layer.held}, and {of} needs {needed}; "
             f"{needed - layer.held} are gone while still in use"
         )
-    if layer.seen != fed:
+    if layer.seen is not None and layer.seen != fed:
         return f"counts {layer.seen} tokens after {fed} were fed: positions and masks follow its count"
     if layer.changed is not None:
         first, last = layer.changed
@@ -89,14 +91,17 @@ def _problem(layer: LayerReading, reading: Reading, before: Reading | None, wind
     return None
 
 
-def _keeps_too_much(readings: Sequence[Reading], number: int, window: int | None) -> str | None:
+def _keeps_too_much(readings: Sequence[Reading], number: int, window: Window | None) -> str | None:
     """Say that a layer with a window holds tokens, and blocks of them, that no query sees any more."""
     layers = [(reading.fed, reading.layers[number]) for reading in readings if number < len(reading.layers)]
     if window is None or not layers:
         return None
     fed, layer = layers[-1]
     # The last block may be begun, and the first be seen in part.
-    if layer.held is None or layer.held <= window + 2 * (layer.block - 1):
+    if layer.held is None or layer.held <= window.size + 2 * (layer.block - 1):
         return None
     what = "never evicts" if layer.held == fed else "evicts too late"
-    return f"{what}: after {fed} tokens it holds {layer.held}, and its window of {window} needs {window - 1}"
+    return (
+        f"{what}: after {fed} tokens it holds {layer.held}, and its {window.noun} of {window.size} needs "
+        f"{window.size - 1}"
+    )

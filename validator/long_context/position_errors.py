@@ -21,8 +21,9 @@ logarithms spread by 0.25 (tests/long_context/test_judging.py holds all families
 
 _STRETCH = 16
 _OF_STRETCH = 8
+_OF_END = 4
 """Where a router decides, a single position may part by much in healthy runs. Were one in fifty to, eight of
-sixteen would by chance in less than one stretch of 1e9."""
+sixteen would by chance in less than one stretch of 1e9, and the last four of a text in one text of 1e6."""
 
 _GROWTH = 1.5
 """How much the error may grow over its noise, from the first position to the last, before it is a trend."""
@@ -105,7 +106,8 @@ def _onset(over: Tensor, *, single: bool) -> int | None:
     if single:
         return found[0] if found else None
     for position in found:
-        if int(over[position : position + _STRETCH].sum()) >= min(_OF_STRETCH, len(over) - position):
+        demanded = max(_OF_END, min(_OF_STRETCH, len(over) - position))
+        if int(over[position : position + _STRETCH].sum()) >= demanded:
             return position
     return None
 

@@ -4,15 +4,19 @@ Shape legend: T = tokens, V = vocabulary.
 """
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from validator.long_context.cache_layouts import token_dims
 from validator.long_context.cache_views import layer_views
 from validator.long_context.calling import cache_argument, device_of, ported
 from validator.long_context.driving import CacheWatch
+from validator.long_context.noise import Band
+from validator.long_context.position_errors import position_errors
 
 __all__ = ["SharedPrefix", "judge_shared_prefix", "share_prefix"]
 
@@ -70,35 +74,37 @@ def share_prefix(model: nn.Module, text: Tensor, *, prefix: int) -> SharedPrefix
         _, fresh = ported(model, given, cache=None, argument=argument)
         again.append(ended(fresh, end))
     _, shared = ported(model, given, cache=None, argument=argument)
-    watch = CacheWatch()
-    before = watch.read(layer_views(shared) or ())
+    dims, watch = token_dims(model, argument, shared), CacheWatch()
+    before = watch.read(layer_views(shared, dims) or (), fed=prefix)
     try:
         copies = [copy.deepcopy(shared) for _ in ends]
     except Exception:  # a cache of an engine may refuse in any way
         return None
     reused = tuple(ended(kept, end) for kept, end in zip(copies, ends, strict=True))
-    after = watch.read(layer_views(shared) or ())
+    after = watch.read(layer_views(shared, dims) or (), fed=prefix)
     return SharedPrefix(
         prefix=text[:prefix],
         tokens=ends,
         again=(again[0], again[1]),
         reused=(reused[0], reused[1]),
         changed=tuple(
-            None if is_.row_bytes is None else is_.changed is not None or is_.seen != was.seen
+            None
+            if is_.row_bytes is None
+            else is_.changed is not None or (is_.seen, is_.held) != (was.seen, was.held)
             for was, is_ in zip(before, after, strict=True)
         ),
     )
 
 
-def judge_shared_prefix(shared: SharedPrefix, *, noise: float, limit: float) -> tuple[str, ...]:
+def judge_shared_prefix(shared: SharedPrefix, measured: Callable[[Tensor], Band]) -> tuple[str, ...]:
     """Return what is wrong, as sentences; nothing where reuse gives the same.
 
-    Bits that are equal are right. A port that is not deterministic may differ by the noise of two runs.
+    Bits that are equal are right. A port that is not deterministic may differ at each position by the noise
+    that two runs have there.
 
     Args:
         shared: what was seen.
-        noise: root mean square error of a logit by rounding.
-        limit: how many times the noise of two runs the difference of a position may be.
+        measured: measures the noise of a text `[T]`; called for texts that differ alone.
     """
     problems = []
     dirty = [i for i, changed in enumerate(shared.changed) if changed]
@@ -108,13 +114,18 @@ def judge_shared_prefix(shared: SharedPrefix, *, noise: float, limit: float) -> 
             f"the prefix's own cache changes while others go on from copies of it (layers {layers}): "
             "the copies share its memory"
         )
-    for number, (again, reused) in enumerate(zip(shared.again, shared.reused, strict=True), start=1):
-        apart = torch.where(again == reused, 0.0, again.double() - reused.double()).square().mean(-1).sqrt()
-        over = (~(apart <= limit * 2**0.5 * noise)).nonzero().flatten().tolist()
-        if over:
+    texts = zip(shared.tokens, shared.again, shared.reused, strict=True)
+    for number, (end, again, reused) in enumerate(texts, start=1):
+        if torch.equal(again, reused):
+            continue
+        band = measured(torch.cat((shared.prefix, end)))
+        noise = 2**0.5 * band.sigma[len(shared.prefix) :]
+        errors = position_errors(cand=reused, band=replace(band, logits=again.double(), sigma=noise))
+        if errors.onset is not None:
+            sigma = float(noise[errors.onset])
             problems.append(
                 f"text {number}, which goes on from the cache of a shared prefix of {len(shared.prefix)} "
-                f"tokens, parts from the same text computed again, first at its token {over[0]}: by "
-                f"{float(apart[over[0]]):.3g}, and two runs' rounding makes {2**0.5 * noise:.3g}"
+                f"tokens, parts from the same text computed again, first at its token {errors.onset}: by "
+                f"{float(errors.ratio[errors.onset]) * sigma:.3g}, and two runs' rounding makes {sigma:.3g}"
             )
     return tuple(problems)

@@ -60,7 +60,7 @@ def whole_context(context: Context, *, is_long: bool) -> Schedule:
     the model has so many, and its prompt is longer than the smallest window.
     """
     decoded, chunk = (_LONG_DECODED, _LONG_CHUNK) if is_long else (_DECODED, _CHUNK)
-    window = context.window or 0
+    window = 0 if context.window is None else context.window.size
     total = BFLOAT16_INTEGERS + _BEYOND
     if window:
         total = max(total, window + _BEYOND + decoded)
@@ -78,8 +78,8 @@ def across_the_window(context: Context, covered: Schedule) -> Schedule | None:
 
     None where there is no window, or what is `covered` already crosses it so.
     """
-    window = context.window
-    if window is None or window < 2 or covered.prompt < window <= covered.total:
+    window = 0 if context.window is None else context.window.size
+    if window < 2 or covered.prompt < window <= covered.total:
         return None
     prompt = max(window - _BEFORE_EDGE, window // 2, 1)
     total = min(window + _AFTER_EDGE, context.limit or window + _AFTER_EDGE)

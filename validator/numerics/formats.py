@@ -1,12 +1,14 @@
 """The floating-point formats that tensors are stored in, and what rounding needs to know of them."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from validator.errors import ComparisonError
 
-__all__ = ["FORMATS", "Format", "format_of"]
+__all__ = ["FORMATS", "Format", "format_of", "weights_dtype"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,3 +185,22 @@ def format_of(dtype: torch.dtype | str) -> Format:
             "Compare integers and booleans exactly, and complex tensors by their real and imaginary parts"
         )
     return fmt
+
+
+def weights_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the format that most of a model computes in: that of most elements of its parameters.
+
+    Narrower floating formats, such as float8, hold codes: they are dequantised before anything is computed,
+    and rounding to them is no noise of the run. Buffers are tables and counters.
+
+    Returns:
+        float64, float32, float16 or bfloat16; None where no parameter has one of these.
+    """
+    elements = Counter[torch.dtype]()
+    for parameter in model.parameters():
+        if parameter.dtype in _COMPUTED:
+            elements[parameter.dtype] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else None
+
+
+_COMPUTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

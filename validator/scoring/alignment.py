@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from validator.errors import MismatchError
 from validator.long_context.calling import MASKED
+from validator.long_context.contexts import context_of
+from validator.long_context.prompts import short_prompts
+from validator.numerics.formats import format_of, weights_dtype
 from validator.numerics.recipes import Recipe
 from validator.scoring.asking import Answers, Questions, ask, read
 from validator.scoring.baseline import StoredLogits, read_logits
@@ -21,15 +24,8 @@ from validator.scoring.noise import LogitNoise, logit_noise, noise_between
 from validator.scoring.records import Plan, Scores
 from validator.scoring.samplers import judge_sampler
 from validator.scoring.sampling import GREEDY
-from validator.scoring.texts import (
-    following,
-    positions_limit,
-    prompts_of,
-    shipped_text,
-    tokens_of,
-    windows_of,
-)
-from validator.swapping.judgement import allowed_recipe, weights_dtype
+from validator.scoring.texts import following, shipped_text, tokens_of, windows_of
+from validator.swapping.judgement import allowed_recipe
 from validator.swapping.option_runs import CandidateRun
 from validator.target import Target, load_target
 
@@ -46,6 +42,9 @@ class NotGenerativeError(MismatchError):
 _NO_NOISE = (
     "the reference's code can't run in simulated arithmetic, so that how far rounding carries its logits is "
     "not known, and nothing can be judged by them"
+)
+_NO_TARGETS = (
+    "the windows of the text that is read are of one token, so that none follows another: no perplexity"
 )
 
 
@@ -105,9 +104,9 @@ def score_target(
 
 
 def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
-    limit = positions_limit(model)
+    limit = context_of(model).limit
     room = plan.prompt_tokens if limit is None else max(1, min(plan.prompt_tokens, limit - plan.steps))
-    prompts = prompts_of(target.inputs(), count=plan.prompts, tokens=room)
+    prompts = short_prompts(target.inputs(), count=plan.prompts, tokens=room)
     _require_causal(model, prompts)
     steps = plan.steps if limit is None else max(1, min(plan.steps, limit - prompts.shape[1]))
     texts = {
@@ -147,9 +146,8 @@ class _Judge:
         self._model = model
         self._answers = answers
         self._recipe = recipe
-        own = str(weights_dtype(model)).removeprefix("torch.")
-        same = answers.dtype is None or answers.dtype == own
-        self._dtype: torch.dtype | None = None if same else getattr(torch, str(answers.dtype))
+        self._own = weights_dtype(model)
+        self._cand = self._own if answers.dtype is None else getattr(torch, answers.dtype)
 
     def scores(self, questions: Questions, baseline: StoredLogits | None) -> Scores:
         made = tuple(questions.texts.values())
@@ -167,11 +165,16 @@ class _Judge:
         scores = self._read(scores, questions.readings["text"])
         return scores if baseline is None else self._versus(scores, baseline)
 
-    def _measured(self, ids: Tensor, kept: slice) -> tuple[Tensor, LogitNoise | None]:
-        """Return `[W, S, V]` the reference's logits on a text, at the positions kept, and their noise."""
+    def _measured(
+        self, ids: Tensor, kept: slice, dtype: torch.dtype | None
+    ) -> tuple[Tensor, LogitNoise | None]:
+        """Return `[W, S, V]` the reference's logits on a text, at the positions kept, and a dtype's noise."""
         ref = read(self._model, ids)[:, kept]
         runs = logit_noise(
-            self._model, lambda: self._model(input_ids=ids), recipe=self._recipe, dtype=self._dtype
+            self._model,
+            lambda: self._model(input_ids=ids),
+            recipe=self._recipe,
+            dtype=None if dtype == self._own else dtype,
         )
         if runs is None:
             return ref, None
@@ -180,9 +183,9 @@ class _Judge:
     def _generated(self, scores: Scores, questions: Questions) -> Scores:
         rows = [torch.cat((questions.prompts, text), dim=1) for text in scores.texts]
         start = questions.prompts.shape[1] - 1
-        ref, noise = self._measured(torch.cat(rows), slice(start, -1))
+        ref, noise = self._measured(torch.cat(rows), slice(start, -1), self._cand)
         if noise is None:
-            return replace(scores, unjudged=(_NO_NOISE,))
+            return _without(scores, _NO_NOISE)
         batch = len(questions.prompts)
         cand = torch.cat(self._answers.texts)
         choices = []
@@ -204,29 +207,32 @@ class _Judge:
         return replace(scores, choices=tuple(choices), generated=generated, noise_is_heavy=noise.is_heavy)
 
     def _read(self, scores: Scores, ids: Tensor) -> Scores:
-        ref, noise = self._measured(ids, slice(None))
+        ref, noise = self._measured(ids, slice(None), self._cand)
         if noise is None:
-            return scores
+            return _without(scores, _NO_NOISE)
         cand, groups = self._answers.readings["text"].flatten(0, 1), _groups(ref)
         ref, targets = ref.flatten(0, 1), following(ids).flatten()
-        return replace(
+        perplexity = judge_perplexity(ref=ref, cand=cand, noise=noise, groups=groups, targets=targets)
+        scores = replace(
             scores,
             read=judge_distribution(ref=ref, cand=cand, noise=noise, groups=groups, targets=targets),
-            perplexity=judge_perplexity(ref=ref, cand=cand, noise=noise, groups=groups, targets=targets),
+            perplexity=perplexity,
             noise_is_heavy=scores.noise_is_heavy or noise.is_heavy,
         )
+        return scores if perplexity is not None else _without(scores, _NO_TARGETS)
 
     def _versus(self, scores: Scores, baseline: StoredLogits) -> Scores:
-        ref, noise = self._measured(baseline.ids, slice(None))
+        # Both sides are rounded, each to its own format, and the coarser one bounds how far they may part.
+        ref, noise = self._measured(baseline.ids, slice(None), _coarser(self._cand, baseline.dtype))
         cand = self._answers.readings["baseline"]
         if noise is None:
-            return scores
+            return _without(scores, _NO_NOISE)
         if baseline.logits.shape != cand.shape:
             why = (
                 f"the baseline {baseline.name} has logits {list(baseline.logits.shape)}, the candidate "
                 f"{list(cand.shape)}"
             )
-            return replace(scores, unjudged=(*scores.unjudged, why))
+            return _without(scores, why)
         judged = judge_distribution(
             ref=ref.flatten(0, 1),
             cand=cand.flatten(0, 1),
@@ -236,6 +242,16 @@ class _Judge:
             versus=f"the baseline {baseline.name}",
         )
         return replace(scores, versus_baseline=judged)
+
+
+def _without(scores: Scores, why: str) -> Scores:
+    """Return scores that say why a part of them is missing, once."""
+    return replace(scores, unjudged=tuple(dict.fromkeys((*scores.unjudged, why))))
+
+
+def _coarser(one: torch.dtype | None, other: torch.dtype) -> torch.dtype:
+    """Return the dtype that has fewer significant bits."""
+    return other if one is None else min(one, other, key=lambda dtype: format_of(dtype).precision)
 
 
 def _groups(logits: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from validator.errors import TargetError
 from validator.faults import parse
 from validator.launch import launch
+from validator.numerics.formats import weights_dtype
 from validator.scoring.generation import all_logits, called, follow
 from validator.scoring.sampling import Sampling
-from validator.swapping.judgement import weights_dtype
 from validator.swapping.option_runs import CandidateRun
 from validator.target import Target, load_target
 

@@ -14,6 +14,7 @@ from validator.baselines.store import has_baseline, read_baseline
 from validator.capturing.reader import open_capture
 from validator.capturing.records import TensorRef
 from validator.errors import MismatchError, ValidatorError
+from validator.numerics.formats import format_of
 
 __all__ = ["StoredLogits", "find_baseline", "read_logits", "readable_baseline"]
 
@@ -26,11 +27,13 @@ class StoredLogits:
         name: of the baseline.
         ids: `[B, S]` int64 tokens that it was fed.
         logits: `[B, S, V]` what it returned.
+        dtype: that it computed in, which the baseline's noise is that of.
     """
 
     name: str
     ids: Tensor
     logits: Tensor
+    dtype: torch.dtype
 
 
 def read_logits(path: Path) -> StoredLogits:
@@ -82,7 +85,9 @@ def read_logits(path: Path) -> StoredLogits:
             f"the baseline {baseline.name!r} has logits {list(logits.shape)} for tokens {list(ids.shape)}: "
             "it must hold those of all tokens, whole on its first rank"
         )
-    return StoredLogits(name=baseline.name, ids=ids, logits=logits)
+    noise = open_capture(baseline.reference).manifest.noise
+    computed = None if noise is None or noise.dtype is None else format_of(noise.dtype).dtype
+    return StoredLogits(name=baseline.name, ids=ids, logits=logits, dtype=computed or logits.dtype)
 
 
 def find_baseline(folder: Path, source: str) -> Path | None:

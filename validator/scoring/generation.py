@@ -20,8 +20,6 @@ from validator.target_file import describe
 
 __all__ = ["all_logits", "called", "chosen", "follow", "generate"]
 
-"""What transformers calls a cache, among arguments and outputs: the newer name first."""
-
 
 def generate(model: nn.Module, prompts: Tensor, *, steps: int, sampling: Sampling) -> Tensor:
     """Continue prompts.

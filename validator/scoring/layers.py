@@ -1,10 +1,12 @@
 """What a check of the layers says of parameters alone, and of a text that went astray."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from validator.checks.findings import Check
+from validator.checks.findings import Check, Verdict
+from validator.errors import ValidatorError
 from validator.report.result import Result
 from validator.scoring.localising import check_tokens
 
@@ -23,22 +25,35 @@ def wrong_parameters(result: Result) -> tuple[tuple[str, str], ...]:
     )
 
 
-def blame(source: str, ids: Tensor | None, checked: Result, **options: Any) -> tuple[str, str | None]:
-    """Return what the layers say of a candidate that went astray: a sentence, and the module or None.
+def blame(
+    source: str, ids: Tensor | None, check: Callable[[], Result], **options: Any
+) -> tuple[str, str | None]:
+    """Return what the layers say of a candidate that went astray: some sentences, and the module or None.
+
+    That it went astray stands, whatever becomes of its layers: where they can't be checked that is said.
 
     Args:
         source: the target.
         ids: `[1, N]` the tokens at which it did, or None where no single text did.
-        checked: the check of the layers on the target's own inputs. Where it found nothing, the layers are
-            checked on `ids`.
+        check: checks the layers on the target's own inputs. Where it finds nothing, `ids` are looked into.
         **options: of `check_target`.
     """
-    for result, where in ((checked, "the target's inputs"), (None, "these very tokens")):
-        if result is None:
-            if ids is None:
-                continue
-            result = check_tokens(source, ids, **options)
+    checks = [("the target's inputs", check)]
+    if ids is not None:
+        checks.append(("these very tokens", lambda: check_tokens(source, ids, **options)))
+    open_ones = []
+    for where, run in checks:
+        try:
+            result = run()
+        except ValidatorError as error:
+            open_ones.append(f"The layers could not be checked on {where}: {error}.")
+            continue
         finding = result.first_divergence or next(iter(result.findings), None)
         if finding is not None:
             return f"The layers, on {where}: {finding.summary}", finding.module
+        if result.verdict is Verdict.INCONCLUSIVE:
+            why = "; ".join(result.outcome.why_inconclusive)
+            open_ones.append(f"The check of the layers on {where} is inconclusive: {why}.")
+    if open_ones:
+        return "\n".join(open_ones), None
     return "No layer is wrong: look at what is done with the logits, and at the cache.", None

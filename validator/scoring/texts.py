@@ -1,63 +1,23 @@
-"""Which tokens a model is asked about: prompts from a target's inputs, and windows of a text that ships.
+"""The text that ships, which a model is asked to read: its tokens, and windows of them.
 
-Shape legend: B = prompts, P = their tokens, W = windows, S = their tokens.
+Shape legend: T = tokens, W = windows, S = their tokens.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from validator.content import ContentKind, content_path
-from validator.errors import MismatchError
 from validator.numerics.positions import IGNORED_TARGET
 from validator.pretrained import transformers
 
-__all__ = ["TEXT", "following", "positions_limit", "prompts_of", "shipped_text", "tokens_of", "windows_of"]
+__all__ = ["TEXT", "following", "shipped_text", "tokens_of", "windows_of"]
 
 TEXT = "texts/lighthouse.txt"
 """The text that perplexity is measured on, among the baselines."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-
-
-def prompts_of(inputs: Mapping[str, Any], *, count: int, tokens: int) -> Tensor:
-    """Cut prompts of equal length from the input tokens of a target, spread evenly over them.
-
-    Args:
-        inputs: of the target.
-        count: how many prompts at most.
-        tokens: how long each is at most.
-
-    Returns:
-        `[B, P]` integer; padding is left out.
-
-    Raises:
-        MismatchError: the inputs hold no tokens.
-    """
-    ids = inputs.get("input_ids")
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
-        raise MismatchError(
-            f"inputs() holds {', '.join(inputs) or 'nothing'} and no input_ids, tokens [sequences, tokens], "
-            "to take prompts from: what is generated can't be compared. Return them, or leave this suite out"
-        )
-    mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == ids.shape:
-        rows = [row[keep.to(torch.bool)] for row, keep in zip(ids, mask, strict=True)]
-    else:
-        rows = list(ids)
-    if not any(len(row) for row in rows):
-        raise MismatchError(
-            f"the attention_mask of inputs() hides all {ids.numel()} tokens, so there is no prompt among them"
-        )
-    length = min(tokens, *(len(row) for row in rows if len(row)))
-    chunks = [
-        row[start : start + length] for row in rows for start in range(0, len(row) - length + 1, length)
-    ]
-    picked = torch.linspace(0, len(chunks) - 1, min(count, len(chunks))).round().long().tolist()
-    return torch.stack([chunks[i] for i in picked]).to("cpu", torch.int64)
 
 
 def windows_of(tokens: Tensor, *, count: int, size: int) -> Tensor:
@@ -97,11 +57,3 @@ def tokens_of(text: str, model: nn.Module, *, vocabulary: int) -> Tensor:
         if len(ids) and int(ids.max()) < vocabulary:
             return ids
     return torch.tensor(list(text.encode("utf-8")), dtype=torch.int64) % vocabulary
-
-
-def positions_limit(model: nn.Module) -> int | None:
-    """Return how many positions a model says it has, or None."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = getattr(text, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None

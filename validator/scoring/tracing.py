@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from validator.errors import UsageError
+from validator.checks.findings import Finding, Verdict
+from validator.errors import UsageError, ValidatorError
+from validator.long_context.contexts import context_of
+from validator.numerics.formats import weights_dtype
 from validator.report.result import Result
 from validator.scoring.asking import Questions, ask, read
 from validator.scoring.choices import Choice, judge_text
@@ -18,8 +21,8 @@ from validator.scoring.localising import check_tokens
 from validator.scoring.noise import logit_noise, noise_between
 from validator.scoring.samples import Sample
 from validator.scoring.sampling import GREEDY
-from validator.scoring.texts import positions_limit, tokens_of
-from validator.swapping.judgement import allowed_recipe, weights_dtype
+from validator.scoring.texts import tokens_of
+from validator.swapping.judgement import allowed_recipe
 from validator.swapping.option_runs import CandidateRun
 from validator.target import load_target
 
@@ -38,42 +41,71 @@ class Trail:
         first: the first token that the candidate would choose otherwise beyond what noise explains, or None;
             its step counts from the second token of the prompt, through what is generated after it.
         judged: whether noise is known, so that tokens were judged.
-        result: the check of the layers on the prompt up to there.
+        result: the check of the layers on the prompt up to there; None where that failed.
+        failure: why it failed, or None.
     """
 
     sample: Sample
     tokens: int
     first: Choice | None
     judged: bool
-    result: Result
+    result: Result | None
+    failure: str | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What the candidate does otherwise on this prompt, in sentences; none where nothing was found."""
-        sample = self.sample
-        scored = (
-            f"{sample.name}: {sample.metric} {abs(sample.cand):g}, and the reference's is {abs(sample.ref):g}"
-        )
-        where = self._where()
-        finding = self.result.first_divergence or next(iter(self.result.findings), None)
-        if finding is not None:
-            return (f"{scored}. {where}{finding.summary}",)
-        return (f"{scored}. {where}No layer is wrong on this prompt",) if self.first is not None else ()
+        if self.first is None and self._finding is None:
+            return ()
+        found = [] if self.first is None else [self._where(self.first)]
+        if self._finding is not None:
+            found.append(self._finding.summary)
+        else:
+            found.append(self._open or "No layer is wrong on this prompt")
+        return (". ".join((self._scored, *found)),)
+
+    @property
+    def undecided(self) -> str | None:
+        """Why it is not known whether the candidate is right on this prompt, in a sentence; else None."""
+        if self.problems:
+            return None
+        why = [] if self.judged else ["No token was judged, since the reference's noise can't be measured"]
+        why += [] if self._open is None else [self._open]
+        return ". ".join((self._scored, *why)) if why else None
 
     @property
     def module(self) -> str | None:
         """The module to blame, or None."""
-        finding = self.result.first_divergence or next(iter(self.result.findings), None)
-        return None if finding is None else finding.module
+        return None if self._finding is None else self._finding.module
 
-    def _where(self) -> str:
-        if self.first is None:
-            return ""
-        at = self.first.step + 1
+    @property
+    def _finding(self) -> Finding | None:
+        if self.result is None:
+            return None
+        return self.result.first_divergence or next(iter(self.result.findings), None)
+
+    @property
+    def _open(self) -> str | None:
+        """Why nothing is known of the layers, or None."""
+        if self.result is None:
+            return f"The layers could not be checked: {self.failure}"
+        if self.result.verdict is not Verdict.INCONCLUSIVE:
+            return None
+        return f"The check of the layers is inconclusive: {'; '.join(self.result.outcome.why_inconclusive)}"
+
+    @property
+    def _scored(self) -> str:
+        sample = self.sample
+        return (
+            f"{sample.name}: {sample.metric} {abs(sample.cand):g}, and the reference's is {abs(sample.ref):g}"
+        )
+
+    def _where(self, first: Choice) -> str:
+        at = first.step + 1
         part = f"token {at} of the prompt" if at < self.tokens else f"generated token {at - self.tokens}"
         return (
-            f"The first token that noise does not explain is {part}: {self.first.cand_token} for "
-            f"{self.first.ref_token}, against a margin of {self.first.margin:.3g} logits. "
+            f"The first token that noise does not explain is {part}: {first.cand_token} for "
+            f"{first.ref_token}, against a margin of {first.margin:.3g} logits"
         )
 
 
@@ -109,7 +141,7 @@ def trace_sample(
 
     Raises:
         UsageError: the prompt is empty, or longer than what the model can read.
-        ValidatorError: the two sides can't be compared.
+        ValidatorError: a side can't be run.
     """
     options: dict[str, Any] = {
         "nproc": nproc,
@@ -147,8 +179,14 @@ def trace_sample(
         score = judge_text(ref=ref, cand=cand, text=ref.argmax(-1), noise=noise, sampling=GREEDY)
         first = score.first_unexplained
     upto = whole if first is None else whole[:, : first.step + 1]
-    result = check_tokens(source, upto, recipe=recipe, **options)
-    return Trail(sample=sample, tokens=prompt.shape[1], first=first, judged=judged, result=result)
+    result, failure = None, None
+    try:
+        result = check_tokens(source, upto, recipe=recipe, **options)
+    except ValidatorError as error:  # what the tokens say stands
+        failure = str(error)
+    return Trail(
+        sample=sample, tokens=prompt.shape[1], first=first, judged=judged, result=result, failure=failure
+    )
 
 
 def _tokens(model: nn.Module, sample: Sample) -> Tensor:
@@ -164,7 +202,7 @@ def _tokens(model: nn.Module, sample: Sample) -> Tensor:
 
 
 def _room(model: nn.Module, prompt: Tensor, steps: int) -> int:
-    limit, length = positions_limit(model), prompt.shape[1]
+    limit, length = context_of(model).limit, prompt.shape[1]
     if limit is not None and length >= limit:
         raise UsageError(
             f"the prompt has {length} tokens, and the model {limit} positions: cut it to {limit - 1} or "

@@ -1,6 +1,5 @@
 """Whether noise explains how far a candidate is from the reference, and if not, what a set has to show."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from validator.checks.findings import Verdict
+from validator.numerics.formats import weights_dtype
 from validator.numerics.recipes import EAGER, Recipe, recipe_named
 from validator.progress import Progress
 from validator.swapping.limits import default_limit
@@ -17,10 +17,7 @@ from validator.swapping.noise import explained, noisy_runs
 from validator.swapping.records import Swap
 from validator.target import Target
 
-__all__ = ["allowed_recipe", "judged_swap", "noise_of", "weights_dtype"]
-
-_ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Formats that arithmetic is done in; what is stored in a narrower one is no noise."""
+__all__ = ["allowed_recipe", "judged_swap", "noise_of"]
 
 _UNKNOWN = "the reference's code can't run in simulated arithmetic: what noise explains is not known"
 
@@ -97,12 +94,3 @@ def noise_of(
 def allowed_recipe(name: str | None, target: Target) -> Recipe:
     """Return what the candidate may round: where nothing is declared, the looser recipe of those allowed."""
     return recipe_named(name) or target.recipe or EAGER
-
-
-def weights_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the format of most of a model's weights, of those that arithmetic is done in; None for none."""
-    elements = Counter[torch.dtype]()
-    for parameter in model.parameters():
-        if parameter.dtype in _ROUNDED:
-            elements[parameter.dtype] += parameter.numel()
-    return elements.most_common(1)[0][0] if elements else None

@@ -11,10 +11,11 @@ from torch import nn
 from validator.checks.findings import Verdict
 from validator.errors import MismatchError, UsageError
 from validator.faults import parse
+from validator.numerics.formats import weights_dtype
 from validator.progress import Progress
 from validator.runs import feed
 from validator.swapping.hybrids import Hybrids
-from validator.swapping.judgement import allowed_recipe, judged_swap, noise_of, weights_dtype
+from validator.swapping.judgement import allowed_recipe, judged_swap, noise_of
 from validator.swapping.limits import check_limit
 from validator.swapping.logits import logits_of, positions_of
 from validator.swapping.metrics import Scale, parse_metric

@@ -13,8 +13,8 @@ from validator.capturing.formats_hdf5 import dtype_name
 from validator.errors import MismatchError
 from validator.faults import parse
 from validator.launch import launch
+from validator.numerics.formats import weights_dtype
 from validator.runs import feed
-from validator.swapping.judgement import weights_dtype
 from validator.swapping.logits import Logits, root_calls, stitched
 from validator.swapping.options import Setting, environment
 from validator.target import load_target

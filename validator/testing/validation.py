@@ -4,11 +4,9 @@ Nothing heavy is imported before a method needs it, so that suites are collected
 """
 
 import hashlib
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -74,9 +72,10 @@ class Validation:
             ValidatorError: the two sides can't be compared; the test then shows the message alone.
         """
         from validator.api import check_target
+        from validator.pretrained import without_loading_bars
 
         source = self._source(target)
-        with _quiet():
+        with without_loading_bars():
             result = check_target(source, inputs=inputs, **{**self.settings.options, **options})
         return self._judged(result, source)
 
@@ -106,11 +105,12 @@ class Validation:
         """
         from validator.baselines.checking import check_run
         from validator.baselines.recording import RunOptions
+        from validator.pretrained import without_loading_bars
 
         source = self._source(target)
         run = RunOptions(**{**self.settings.options, **options})
         folder = self.settings.baselines
-        with _quiet():
+        with without_loading_bars():
             try:
                 result = check_run(name, source, folder=folder, options=run, demands_bits=demands_bits)
             except ValidatorError as error:
@@ -118,7 +118,7 @@ class Validation:
                     raise
                 self._record_baseline(name, source, side, run, str(error))
         if self.settings.update_baselines and (result.exit_code or result.differing):
-            with _quiet():
+            with without_loading_bars():
                 self._record_baseline(name, source, side, run, result.summary)
         first = None if result.comparison is None else result.comparison.first_divergence
         self.figure(f"baseline {name}", str(result.verdict))
@@ -381,15 +381,6 @@ class Validation:
         self._record.compared += 1
         figures = {name: plain(value) for name, value in (evidence or {}).items()}
         raise PortFailure(Failure(ending=ending, message=message, module=module, rank=rank, evidence=figures))
-
-
-def _quiet() -> AbstractContextManager[None]:
-    """Keep progress bars out of what pytest shows of a failed test."""
-    if importlib.util.find_spec("transformers") is None:
-        return nullcontext()
-    from validator.pretrained import without_loading_bars
-
-    return without_loading_bars()
 
 
 def _slug(nodeid: str) -> str:

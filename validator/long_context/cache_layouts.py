@@ -1,0 +1,47 @@
+"""Which dim of a cache of bare tensors counts tokens: the one that grows when a token is fed."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from validator.errors import TargetError
+from validator.long_context.cache_views import pairs_in
+from validator.long_context.calling import device_of, ported
+
+__all__ = ["token_dims"]
+
+
+def token_dims(model: nn.Module, argument: str | None, cache: Any) -> tuple[int, int] | None:
+    """Feed a model one token and then another, and see along which dim its keys and its values grow.
+
+    Args:
+        model: this rank's candidate, or the reference.
+        argument: what it calls its cache; None where it takes none.
+        cache: what it returned. It is left alone: the tokens are fed to a new one.
+
+    Returns:
+        The dims of keys and of values; None where the cache is no tuple of pairs of tensors, where they don't
+        grow by one along one dim (those allocated ahead don't), or the model takes no single token.
+    """
+    if argument is None or pairs_in(cache) is None:
+        return None
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device_of(model))
+    shapes, fed = [], None
+    try:
+        for _ in range(2):
+            _, fed = ported(model, token, cache=fed, argument=argument)
+            pairs = pairs_in(fed)
+            if pairs is None:
+                return None
+            shapes.append([tensor.shape for tensor in pairs[0]])  # now: tensors may be changed in place
+    except TargetError:
+        return None
+    keys, values = (_grown(before, after) for before, after in zip(*shapes, strict=True))
+    return None if keys is None or values is None else (keys, values)
+
+
+def _grown(before: torch.Size, after: torch.Size) -> int | None:
+    """Return the one dim that is longer by one, all others being as they were."""
+    grown = [dim for dim in range(len(before)) if after[dim] != before[dim]]
+    return grown[0] if len(grown) == 1 and after[grown[0]] == before[grown[0]] + 1 else None
