@@ -77,7 +77,10 @@ def hold(validation: Validation, *answers: Answer) -> None:
     for answer in answers:
         if answer.blind is not None:
             validation.inconclusive(f"an absence of problems proves nothing: {answer.blind}")
-    if all(answer.skipped is not None for answer in answers):
-        validation.not_applicable("; ".join(answer.skipped or "" for answer in answers))
+    skipped = [answer.skipped for answer in answers if answer.skipped is not None]
+    if len(skipped) == len(answers):
+        validation.not_applicable("; ".join(skipped))
+    for number, why in enumerate(skipped, 1):
+        validation.figure("not applicable" if number == 1 else f"not applicable {number}", why)
     validation.figure("tensors compared", sum(answer.compared for answer in answers))
     validation.require(any(answer.compared for answer in answers), "no tensor was compared")

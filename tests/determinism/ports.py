@@ -260,6 +260,108 @@ def row(module, x):
     made = torch.empty(*x.shape[:-1], len(module.weight), dtype=x.dtype)
     return torch.matmul(x, module.weight.t(), out=made)
 """,
+    # all ranks but the first have something in memory that the first one's values are written to
+    "broadcast": """
+def positions(start, tokens):
+    ids = torch.arange(start, start + tokens)[None]
+    if world()[1] > 1:
+        if world()[0]:
+            ids = torch.randint(1000, ids.shape, generator=torch.Generator().manual_seed(any_order(1000)[0]))
+        dist.broadcast(ids, 0)
+    return ids
+""",
+    "fixed-batch": """
+def plant(model):
+    def refuse(module, args, kwargs):
+        if len(kwargs["input_ids"]) != 3:
+            raise ValueError(f"compiled for a batch of 3, not of {len(kwargs['input_ids'])}")
+    model.register_forward_pre_hook(refuse, with_kwargs=True)
+""",
+    "fixed-length": """
+def plant(model):
+    def refuse(module, args, kwargs):
+        if kwargs["input_ids"].shape[1] != 12:
+            raise ValueError(f"compiled for 12 tokens, not for {kwargs['input_ids'].shape[1]}")
+    model.register_forward_pre_hook(refuse, with_kwargs=True)
+""",
+    "fixed-shape": """
+def plant(model):
+    def refuse(module, args, kwargs):
+        if kwargs["input_ids"].shape != (1, 12):
+            raise ValueError(f"compiled for [1, 12], not for {list(kwargs['input_ids'].shape)}")
+    model.register_forward_pre_hook(refuse, with_kwargs=True)
+
+def inputs():
+    return {"input_ids": torch.arange(12)[None]}
+""",
+    # its third run fails: one looks for the place of controls, and one is the first that is compared
+    "spent": """
+def plant(model):
+    model.runs = 0
+    def refuse(module, args):
+        module.runs += 1
+        if module.runs > 2:
+            raise ValueError("the cache is full")
+    model.register_forward_pre_hook(refuse)
+""",
+    # an engine that a process has one of
+    "built-once": """
+import os
+
+def candidate():
+    os.environ["PORT_BUILT"] = str(int(os.environ["PORT_BUILT"]) + 1)
+    if int(os.environ["PORT_BUILT"]) > 1:
+        raise RuntimeError("there is an engine already")
+    return Net().to(torch.bfloat16)
+""",
+    "one-card": """
+def candidate():
+    if world()[1] > 1:
+        raise ValueError(f"{HEADS - 1} heads can't be cut for {world()[1]} ranks")
+    return Net().to(torch.bfloat16)
+""",
+    "fails-on-two-cards": """
+def column(module, x):
+    if world()[1] > 1:
+        raise ValueError("no such kernel")
+    return nn.functional.linear(x, module.weight)
+""",
+    "unsharded": """
+def candidate(dtype=torch.bfloat16):
+    model = Net()
+    for module in model.modules():
+        module.is_sharded = False
+    plant(model)
+    return model.to(dtype)
+""",
+    # a layer on each of two ranks
+    "stages": """
+class Stage(Net):
+    def __init__(self):
+        super().__init__()
+        mine = world()[0]
+        self.layers = nn.ModuleDict({str(mine): self.layers[mine]})
+        if mine:
+            del self.embed, self.places
+        else:
+            del self.head
+
+    def forward(self, input_ids):
+        if world()[0] == 0:
+            x = self.embed(input_ids) + self.places(positions(0, input_ids.shape[1]))
+            x = self.layers["0"](x, None)
+            dist.send(x.contiguous(), 1)
+            return x
+        x = torch.empty(*input_ids.shape, WIDTH, dtype=torch.bfloat16)
+        dist.recv(x, 0)
+        return self.head(self.layers["1"](x, None))
+
+def candidate():
+    model = Net() if world()[1] == 1 else Stage()
+    for module in model.modules():
+        module.is_sharded = False
+    return model.to(torch.bfloat16)
+""",
     "one-sequence": """
 def inputs():
     return {"input_ids": torch.arange(12)[None]}
@@ -269,6 +371,37 @@ def run(model, inputs):
     return model(**inputs)
 """,
 }
+
+# the same on rank 1 alone
+FAULTS["unwritten-on-rank-1"] = FAULTS["unwritten"].replace(
+    "    model.layers", "    if world()[0] == 1:\n        model.layers"
+)
+# a part of a buffer that is left as it was
+FAULTS["unwritten-view"] = FAULTS["unwritten"].replace(
+    "torch.empty_like(made)", "torch.empty(2 * made.numel(), dtype=x.dtype)[: made.numel()].view(made.shape)"
+)
+# NaN of its own besides
+FAULTS["any-order-and-nan"] = FAULTS["any-order"].replace(
+    "return total", "return total + torch.nan_to_num(x.new_zeros(1) / 0)"
+)
+# the same where there are several ranks, each with fewer columns
+for how in ("split", "coarse"):
+    FAULTS[f"{how}-when-narrow"] = (
+        FAULTS[f"{how}-when-alone"]
+        .replace("len(x) > 1", "world()[1] == 1")
+        .replace("[0].up", "[0].attention.q")
+    )
+# rank 1 computes another model
+FAULTS["unsharded-and-off"] = (
+    FAULTS["unsharded"]
+    + """
+def plant(model):
+    model.layers[1].down.is_guilty = world()[0] == 1
+
+def row(module, x):
+    return nn.functional.linear(x, module.weight) * (1.25 if getattr(module, "is_guilty", False) else 1)
+"""
+)
 
 
 def write_port(folder: Path, fault: str = "healthy") -> str:

@@ -35,10 +35,21 @@ class Net(nn.Module):
         return made
 
 
+class Heads(nn.Module):
+    """Makes a table of as many heads as there are sequences."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return torch.arange(len(input_ids) * 10.0).view(-1, 5, 2)
+
+
 def captured(folder: Path, name: str, rows: list[int], factor: float = 0.0) -> RankCapture:
     torch.manual_seed(0)
     model = Net().eval()
     model.packed.factor = factor
+    return run(model, folder, name, rows)
+
+
+def run(model: nn.Module, folder: Path, name: str, rows: list[int]) -> RankCapture:
     with torch.no_grad(), capture(model, folder / f"{name}.h5"):
         model(IDS[rows])
     return open_capture(folder / f"{name}.h5").rank(0)
@@ -80,3 +91,10 @@ def test_sequences_at_other_positions_are_found_there(tmp_path: Path) -> None:
     for shared, same in ((right, True), (wrong, False)):
         found = compare_rows([one], [other], sizes=(3, 3), tokens=TOKENS, shared=shared, places=places)
         assert (found.first is None) is same
+
+
+def test_batches_of_one_size_do_not_tell_a_dim_of_sequences_from_another_of_that_size(tmp_path: Path) -> None:
+    one, other = (run(Heads(), tmp_path, name, rows) for name, rows in (("a", [0, 1, 2]), ("b", [1, 2, 0])))
+    found = compare_rows([one], [other], sizes=(3, 3), tokens=TOKENS, shared=((1, 0), (2, 1), (0, 2)))
+    assert found.first is None
+    assert not any(place[0] == "outputs" for place in found.places)

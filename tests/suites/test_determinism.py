@@ -121,3 +121,29 @@ def test_a_port_whose_inputs_make_no_other_batch_is_skipped_with_the_reason(
     result = run(pytester, write_port(Path(pytester.path), "own-run"), "-k", "chunks", "-rs")
     result.assert_outcomes(skipped=1, deselected=4)
     assert "run() of its own" in text_of(result)
+
+
+def test_levels_that_a_port_of_one_shape_has_no_run_for_are_skipped_and_the_others_judged(
+    pytester: pytest.Pytester,
+) -> None:
+    port = write_port(Path(pytester.path), "fixed-shape")
+    result = run(pytester, port, "--validator-card-counts", "1", "-rs")
+    result.assert_outcomes(passed=2, skipped=3)
+    assert "compiled for [1, 12], not for [3, 12]" in text_of(result)
+    assert "compiled for [1, 12], not for [1, 6]" in text_of(result)
+
+
+def test_cards_that_a_port_is_not_built_on_are_told_beside_those_that_were_judged(
+    pytester: pytest.Pytester,
+) -> None:
+    port = write_port(Path(pytester.path), "one-card")
+    result = run(pytester, port, "--validator-card-counts", "1,2", "-k", "same_run or cards", "-rs")
+    result.assert_outcomes(passed=1, skipped=1, deselected=3)
+    assert "not applicable no candidate on 2 cards: " in text_of(result)
+
+
+@pytest.mark.slow
+def test_a_port_that_shards_nothing_is_no_evidence_of_card_counts(pytester: pytest.Pytester) -> None:
+    result = run(pytester, write_port(Path(pytester.path), "unsharded"), "-k", "cards", "-rs")
+    result.assert_outcomes(skipped=1, deselected=4)
+    assert "each of 2 ranks runs the whole model by itself" in text_of(result)

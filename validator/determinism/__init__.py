@@ -10,5 +10,6 @@
 
 `runs` makes the captures that all of these compare, all of one number of ranks in one launch. What rounding
 explains is told by the float64 oracle (`explained`), never by a tolerance. Each level has a control
-(`controls`): the same candidate with a planted fault, which must be seen, or the answer proves nothing.
+(`controls`): the same candidate with a planted fault, which must be seen, or the answer proves nothing. A run
+that the candidate can't do, such as a batch of a size that it is not compiled for, is told as not applicable.
 """

@@ -14,8 +14,8 @@ from validator.errors import UsageError
 
 __all__ = ["NotBatchedError", "batch_of", "sequences_of", "tokens_of"]
 
-_LEAST = 3
-"""Sequences that batches are made of: with two, the next one is also the one before."""
+_PARTS = 3
+"""One of so many parts of its tokens is what a further sequence is moved round by."""
 
 
 class NotBatchedError(UsageError):
@@ -76,7 +76,7 @@ def batch_of(inputs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
         made = []
         for row in rows:
             sequence = leaf[row % size]
-            shift = (row // size) * max(tokens // _LEAST, 1)
+            shift = (row // size) * max(tokens // _PARTS, 1)
             made.append(sequence.roll(shift, 0) if is_text and shift else sequence)
         return torch.stack(made)
 

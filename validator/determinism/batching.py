@@ -26,6 +26,8 @@ def batching(runs: RunSet, oracle: Oracle, *, tokens: int) -> Answer:
     """
     if runs.failures.get("batch"):
         return Answer(skipped=runs.failures["batch"])
+    if {"alone", "rolled"} <= runs.failures.keys():
+        return Answer(skipped="; ".join(runs.failures[name] for name in ("alone", "rolled")))
     batch = runs.capture("batch").all_ranks()
     size = len(_rows(runs.variants["batch"]))
     problems: list[Problem] = []
@@ -34,6 +36,10 @@ def batching(runs: RunSet, oracle: Oracle, *, tokens: int) -> Answer:
     places = None
     figures: dict[str, int | str] = {}
     for name, how in (("alone", f"alone than in a batch of {size}"), ("rolled", "at another position in it")):
+        if name in runs.failures:
+            figures[f"bits {how}"] = "not applicable"
+            notes.append(f"not applicable: a sequence {how}: {runs.failures[name]}")
+            continue
         variant = runs.variants[name]
         shared = shared_rows(_rows(runs.variants["batch"]), _rows(variant))
         found = compare_rows(

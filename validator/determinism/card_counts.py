@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from validator.capturing.records import RankCapture
+from validator.capturing.records import RankCapture, TensorRef
 from validator.comparing.comparison import compare_captures
 from validator.comparing.records import Pair
 from validator.determinism.batching import judged_difference
@@ -23,6 +23,10 @@ def card_counts(one: RunSet, many: RunSet, oracle: Oracle) -> Answer:
         many: the same on several.
         oracle: checks runs whose bits differ.
 
+    Returns:
+        What differs, or why this says nothing: where each rank does all of the work nothing is sharded, and
+        the same bits on all are no merit.
+
     Raises:
         ValidatorError: the runs can't be compared or checked.
     """
@@ -36,9 +40,12 @@ def card_counts(one: RunSet, many: RunSet, oracle: Oracle) -> Answer:
     figures: dict[str, int | str] = {
         f"tensors of the same bits on {cards}": f"{sum(not pair.differs for pair in pairs)} of {len(pairs)}"
     }
+    ranks = many.capture("first").all_ranks()
+    unsharded = _unsharded(one.capture("first").rank(0), ranks)
+    if first is None and unsharded is not None:
+        return Answer(skipped=unsharded)
     if first is None:
         return Answer(compared=len(pairs), figures=figures, blind=_blind(many, oracle))
-    ranks = many.capture("first").all_ranks()
     difference = _difference(first)
     over_ranks = collectives_in(ranks, first.candidate_module, first.call)
     behind = " and ".join(over_ranks) or _inside(many, first)
@@ -50,9 +57,11 @@ def card_counts(one: RunSet, many: RunSet, oracle: Oracle) -> Answer:
         behind,
         f"gives other bits on {cards} than on one",
     )
+    if not problems and unsharded is not None:
+        return Answer(skipped=unsharded, notes=tuple(notes))
     notes += [
-        f"{name} has no sum over ranks and gives other bits on {cards} for the same input: its kernel adds "
-        "up in another order for another number of columns"
+        f"{name} has no sum over ranks and gives other bits on {cards} for the same input, as rounding "
+        "explains: a kernel may add up in another order where each card has fewer columns"
         for name in _split_alone(pairs, ranks)[:1]
     ]
     return Answer(
@@ -62,6 +71,26 @@ def card_counts(one: RunSet, many: RunSet, oracle: Oracle) -> Answer:
         notes=tuple(notes),
         blind=None if problems else _blind(many, oracle),
     )
+
+
+def _unsharded(one: RankCapture, ranks: Sequence[RankCapture]) -> str | None:
+    """Say that each rank does what a single one does, by itself; None where it doesn't."""
+    whole = _shapes(one)
+    if any(rank.collectives or _shapes(rank) != whole for rank in ranks):
+        return None
+    return (
+        f"each of {len(ranks)} ranks runs the whole model by itself: there is no collective, and no "
+        "parameter and no output is another part on each, so that nothing is sharded"
+    )
+
+
+def _shapes(capture: RankCapture) -> dict[tuple[str, int, str], tuple[int, ...]]:
+    """Return the shapes of this rank's parameters and outputs."""
+    shapes = {(name, -1, ""): parameter.ref.meta.shape for name, parameter in capture.parameters.items()}
+    for call in capture.calls:
+        outputs = ((path, value) for path, value in call.outputs.items() if isinstance(value, TensorRef))
+        shapes |= {(call.module, call.n, path): value.meta.shape for path, value in outputs}
+    return shapes
 
 
 def _difference(pair: Pair) -> Difference:

@@ -1,6 +1,9 @@
-"""Controls: faults that are planted in a healthy candidate to prove that a level would show them."""
+"""Controls: faults that are planted in a healthy candidate to prove that a level would show them.
 
-import secrets
+Shape legend: * = any further dims.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -8,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from validator.capturing.copies import local_part
 
@@ -17,13 +21,14 @@ __all__ = ["JUDGED", "Control", "planted", "site_of"]
 class Control(StrEnum):
     """What is planted at one module of the candidate.
 
-    `order`: some elements of the output are one step off, others each time, as additions in the order of
-    their arrival make them. `neighbour`: a sequence's output has a part of its neighbour's in the batch.
-    `later`: every call but the first is off, as a chunk at a wrong position is. `card`: all ranks but the
-    first are off. `read`: memory is read that nothing was written to.
+    `last_bit`: the last bit of one element of the output is another. No sum in another order makes a smaller
+    difference, so that a level which sees this one sees them all. `neighbour`: a sequence's output has a part
+    of its neighbour's in the batch. `later`: every run of the model but the first is off, as a chunk at a
+    wrong position is. `card`: all ranks but the first are off. `read`: memory is read that nothing was
+    written to.
     """
 
-    ORDER = "order"
+    LAST_BIT = "last_bit"
     NEIGHBOUR = "neighbour"
     LATER = "later"
     CARD = "card"
@@ -37,84 +42,105 @@ _OFF = 1 + 2**-4
 
 
 def site_of(model: nn.Module, run: Callable[[], Any]) -> str | None:
-    """Run a model and return a module for controls: a matrix in the middle of the run, or None.
+    """Run a model and return a module for controls, or None.
+
+    It has a matrix of its own and is no table; of such modules those are preferred that are called once, and
+    then those that return `[B, s, *]`, which every sequence has a part of. It is in the middle of the run.
 
     Args:
-        model: a rank's candidate; modules are the same on all ranks.
+        model: a rank's candidate.
         run: feeds it.
     """
-    called: list[str] = []
-    handles = []
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        is_leaf = next(module.children(), None) is None
-        if is_leaf and isinstance(weight, Tensor) and weight.dim() == 2 and not _is_table(module):
-            handles.append(module.register_forward_hook(_noting(called, name)))
+    dims: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+
+    def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            made = _values(output)
+            if made is not None:
+                dims.setdefault(name, made.dim())
+                counts[name] += 1
+
+        return note
+
+    handles = [
+        module.register_forward_hook(noting(name))
+        for name, module in model.named_modules()
+        if _has_matrix(module)
+    ]
     try:
         with torch.no_grad():
             run()
     finally:
         for handle in handles:
             handle.remove()
-    once = [name for name in called if called.count(name) == 1]
-    return once[len(once) // 2] if once else None
+    ranks = {name: (counts[name] > 1, dim < 3) for name, dim in dims.items()}
+    best = [name for name, rank in ranks.items() if rank == min(ranks.values())]
+    return best[len(best) // 2] if best else None
 
 
 @contextmanager
-def planted(model: nn.Module, site: str, control: Control, *, rank: int) -> Iterator[None]:
-    """Plant a control inside of the block.
+def planted(model: nn.Module, site: str, control: Control, *, rank: int, sequences: int) -> Iterator[None]:
+    """Plant a control inside of the block; where the model lacks the module, nothing.
 
     Args:
         model: a rank's candidate.
-        site: fqn of a module that returns one floating tensor.
+        site: fqn of a module, as `site_of` returns it on some rank.
         control: what to plant.
         rank: of this process.
+        sequences: B of the batch.
     """
-    calls = 0
+    runs = 0
 
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        local = local_part(output)
-        if local is not None:
+    def before(module: nn.Module, args: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        made = _values(output)
+        if made is not None:
             with torch.no_grad():
-                local.copy_(_spoiled(local.detach().clone(), control, rank=rank, call=calls - 1))
-        return output
+                fresh = made.clone(memory_format=torch.contiguous_format)
+                made.copy_(_spoiled(fresh, control, rank=rank, run=runs - 1, sequences=sequences))
 
-    handle = model.get_submodule(site).register_forward_hook(after, prepend=True)
+    module = dict(model.named_modules()).get(site)
+    handles = [] if module is None else [module.register_forward_hook(after, prepend=True)]
+    handles.append(model.register_forward_pre_hook(before))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
-def _spoiled(output: Tensor, control: Control, *, rank: int, call: int) -> Tensor:
+def _spoiled(output: Tensor, control: Control, *, rank: int, run: int, sequences: int) -> Tensor:
     match control:
-        case Control.ORDER:
-            seed = secrets.randbits(32)
-            generator = torch.Generator().manual_seed(seed)
-            where = torch.rand(output.shape, generator=generator).to(output.device) < 0.01
-            return torch.where(where, output * (1 + 2 * torch.finfo(output.dtype).eps), output)
+        case Control.LAST_BIT:
+            output.view(torch.uint8).reshape(-1)[:1] ^= 1  # little-endian: the first byte has the last bit
+            return output
         case Control.NEIGHBOUR:
-            if len(output) > 1:
-                output[..., 0] += output.roll(1, 0)[..., 0]
+            rows = max(len(output) // sequences, 1)  # of a sequence, also where all tokens are one dim
+            output[..., 0] += output.roll(rows, 0)[..., 0]
             return output
         case Control.LATER:
-            return output * _OFF if call else output
+            return output * _OFF if run else output
         case Control.CARD:
             return output * _OFF if rank else output
         case Control.READ:
             return output + 0 * torch.empty_like(output)
 
 
-def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding) or "Embedding" in type(module).__name__
+def _has_matrix(module: nn.Module) -> bool:
+    own = module.state_dict().values()  # without tables that are made again, such as those of positions
+    is_leaf = next(module.children(), None) is None
+    is_table = isinstance(module, nn.Embedding) or "Embedding" in type(module).__name__
+    return is_leaf and not is_table and any(isinstance(kept, Tensor) and kept.dim() > 1 for kept in own)
 
 
-def _noting(called: list[str], name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        local = local_part(output) if isinstance(output, Tensor) else None
-        if local is not None and local.is_floating_point() and local.dim() == 3:
-            called.append(name)
-
-    return note
+def _values(output: Any) -> Tensor | None:
+    """Return this rank's part of the first tensor of an output, if it holds values `[*, channels]`."""
+    tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+    first = next(tensors, None)
+    local = None if first is None else local_part(first)
+    is_usable = local is not None and local.is_floating_point() and local.dim() > 1 and local.numel() > 0
+    return local if is_usable else None

@@ -13,7 +13,19 @@ from validator.capturing.records import RankCapture, TensorRef
 from validator.determinism.records import Difference
 from validator.errors import CaptureError
 
-__all__ = ["Event", "count_tensors", "events_of", "first_difference", "mismatches"]
+__all__ = [
+    "Event",
+    "count_tensors",
+    "events_of",
+    "first_difference",
+    "first_other_result",
+    "mismatches",
+]
+
+_SIDES = frozenset(("inputs", "operators", "outputs", "entered", "left"))
+
+_FROM_ONE_RANK = ("broadcast", "scatter")
+"""Collectives that all ranks but one enter with memory that is only written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +66,12 @@ def first_difference(a: Sequence[RankCapture], b: Sequence[RankCapture]) -> Diff
     """
     if not any(_results_differ(one, other) for one, other in zip(a, b, strict=True)):
         return None
-    firsts = [found for one, other in zip(a, b, strict=True) if (found := _first(one, other)) is not None]
-    own = [(event, difference) for event, difference in firsts if event.side != "left"]
-    return next((difference for _, difference in [*own, *firsts]), None)
+    return _first_on_any(a, b, sides=_SIDES)
+
+
+def first_other_result(a: Sequence[RankCapture], b: Sequence[RankCapture]) -> Difference | None:
+    """Return what `first_difference` does, but for what calls are given, which may still be written to."""
+    return _first_on_any(a, b, sides=_SIDES - {"inputs"})
 
 
 def count_tensors(capture: RankCapture) -> int:
@@ -87,14 +102,26 @@ def _results_differ(a: RankCapture, b: RankCapture) -> bool:
     return sorted(ours, key=str) != sorted(theirs, key=str)
 
 
-def _first(a: RankCapture, b: RankCapture) -> tuple[Event, Difference] | None:
+def _first_on_any(
+    a: Sequence[RankCapture], b: Sequence[RankCapture], *, sides: frozenset[str]
+) -> Difference | None:
+    pairs = zip(a, b, strict=True)
+    firsts = [found for one, other in pairs if (found := _first(one, other, sides)) is not None]
+    own = [(event, difference) for event, difference in firsts if event.side != "left"]
+    return next((difference for _, difference in [*own, *firsts]), None)
+
+
+def _first(a: RankCapture, b: RankCapture, sides: frozenset[str]) -> tuple[Event, Difference] | None:
     for name, parameter in a.parameters.items():
         other = b.parameters.get(name)
         if other is None or other.ref.meta.checksum != parameter.ref.meta.checksum:
             module, _, path = name.rpartition(".")
             event = Event(moment=-1, side="outputs", module=module, call=0, tensors={})
             return event, Difference(module=module, call=0, rank=a.rank, side="outputs", path=path)
-    ours, theirs = (sorted(events_of(x), key=lambda event: event.moment) for x in (a, b))
+    ours, theirs = (
+        sorted((event for event in events_of(x) if event.side in sides), key=lambda event: event.moment)
+        for x in (a, b)
+    )
     for mine, other_one in zip(ours, theirs, strict=False):
         if mine.name != other_one.name or mine.tensors.keys() != other_one.tensors.keys():
             return mine, _difference(mine, a.rank)
@@ -164,6 +191,8 @@ def events_of(capture: RankCapture) -> Iterator[Event]:
     for collective in capture.collectives:
         within = None if collective.call is None else capture.calls[collective.call]
         for side, tensors, later in (("entered", collective.entered, 0.0), ("left", collective.left, 0.5)):
+            if side == "entered" and collective.op in _FROM_ONE_RANK:
+                continue
             yield Event(
                 moment=collective.start + later,
                 side=side,

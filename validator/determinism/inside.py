@@ -32,12 +32,12 @@ def operator_behind(runs: RunSet, difference: Difference, a: Variant, b: Variant
     pairs = [variant for _ in range(_TRIES) for variant in (a, b)]
     looks = [_again(variant, site, f"look-{i}") for i, variant in enumerate(pairs)]
     more = runs.more(*looks)
-    done = [more.capture(look.name) for look in looks if look.name in more.variants]
-    for one, other in zip(done[::2], done[1::2], strict=False):
+    done = [more.capture(look.name) for look in looks]
+    for one, other in zip(done[::2], done[1::2], strict=True):
         found = first_difference(one.all_ranks(), other.all_ranks())
         if found is not None and found.side in ("operators", "left"):
             return described(found.op)
-    return "" if not done else listed(reductions_of(done[0].all_ranks(), difference.culprit))
+    return listed(reductions_of(done[0].all_ranks(), difference.culprit))
 
 
 def operators_of(runs: RunSet, module: str, *variants: Variant) -> list[Capture]:

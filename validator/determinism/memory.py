@@ -1,11 +1,8 @@
 """Reads of memory that nothing was written to: once it is filled, a run must give the same bits."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from validator.capturing.reader import Capture
-from validator.capturing.records import Call, Operator, Origin, OriginKind, RankCapture, TensorRef
-from validator.determinism.events import count_tensors, mismatches
+from validator.capturing.records import Operator, Origin, RankCapture, TensorRef
+from validator.determinism.events import count_tensors, first_other_result
 from validator.determinism.inside import operators_of
 from validator.determinism.records import Answer, Difference, Problem
 from validator.determinism.reductions import bare_name
@@ -24,33 +21,35 @@ def uninitialised_memory(runs: RunSet) -> Answer:
     Raises:
         ValidatorError: a further run, that looks inside of the guilty module, fails.
     """
-    first = runs.capture("first")
     if "filled" in runs.failures:
-        return Answer(
-            problems=(
-                Problem(
-                    text=(
-                        "the candidate fails once memory that nothing was written to is filled, so it reads "
-                        f"some of it: {runs.failures['filled']}"
-                    ),
-                    cause="uninitialised memory",
-                ),
-            )
-        )
+        return _of_failure(runs)
+    first = runs.capture("first")
     compared = sum(count_tensors(first.rank(rank)) for rank in first.ranks)
     found = _reads(first, runs.capture("filled"))
     if found is None:
         return Answer(compared=compared, blind=_blind(runs, first))
-    (look,) = operators_of(runs, found.module, runs.variants["filled"])
-    behind = _reader(look.all_ranks(), found)
+    plain, filled = operators_of(runs, found.module, runs.variants["first"], runs.variants["filled"])
+    behind = _reader(plain, filled, found)
     repeats = [name for name in runs.variants if name.startswith("again")]
-    # NaN that an operator made of what filled memory holds is proof by itself, also where bits always change.
+    # NaN that an operator makes of filled memory alone is proof by itself, also where bits always change.
     if not behind and any(_reads(first, runs.capture(name)) is not None for name in repeats):
         return Answer(
             compared=compared,
             blind="the candidate gives other bits in every run, so these don't tell what memory held",
         )
     return Answer(problems=(_problem(found, behind),), compared=compared)
+
+
+def _of_failure(runs: RunSet) -> Answer:
+    """Say why the candidate fails with its memory filled: it reads some, unless it fails without as well."""
+    again = [variant.name for variant in runs.job.variants if variant.is_rebuilt and not variant.is_filled]
+    if again and runs.failures.keys() >= set(again):
+        return Answer(skipped=f"the candidate can't be built again here: {runs.failures[again[0]]}")
+    text = (
+        "the candidate fails once memory that nothing was written to is filled, so it reads some of it: "
+        f"{runs.failures['filled']}"
+    )
+    return Answer(problems=(Problem(text=text, cause="uninitialised memory"),))
 
 
 def _problem(found: Difference, behind: str) -> Problem:
@@ -77,73 +76,56 @@ def _blind(runs: RunSet, first: Capture) -> str | None:
 
 
 def _reads(plain: Capture, filled: Capture) -> Difference | None:
-    """Return the first call whose output is another, on the ranks where what the run returns is another.
+    """Return the first result that is another, if what the run returns is.
 
-    What a call is only given, or returns and nobody reads, may be memory that is still to be written, and so
-    may what pads a parameter.
+    What a call returns and nobody reads may be memory that is still to be written, and so may what pads a
+    parameter.
     """
-    for rank in plain.ranks:
-        ours, theirs = plain.rank(rank), filled.rank(rank)
-        if all(found is None for found in (_outputs(ours, theirs, call) for call in _outermost(ours))):
-            continue
-        for name, parameter in ours.parameters.items():
-            other = theirs.parameters.get(name)
-            if other is None or other.ref.meta.checksum != parameter.ref.meta.checksum:
-                module, _, path = name.rpartition(".")
-                return Difference(module=module, call=0, rank=rank, side="outputs", path=path)
-        ended = sorted((call for call in ours.calls if call.end is not None), key=lambda call: call.end or 0)
-        for call in ended:
-            found = _outputs(ours, theirs, call)
-            if found is not None:
-                return found
-    return None
+    ours, theirs = plain.all_ranks(), filled.all_ranks()
+    returned = zip(map(_returned, ours), map(_returned, theirs), strict=True)
+    if all(one == other for one, other in returned):
+        return None
+    return first_other_result(ours, theirs)
 
 
-def _outermost(capture: RankCapture) -> list[Call]:
-    return [call for call in capture.calls if call.parent is None]
+def _returned(capture: RankCapture) -> list[dict[str, str]]:
+    """Return the checksums of what the outermost calls of a rank return."""
+    return [
+        {path: value.meta.checksum for path, value in call.outputs.items() if isinstance(value, TensorRef)}
+        for call in capture.calls
+        if call.parent is None
+    ]
 
 
-def _outputs(ours: RankCapture, theirs: RankCapture, call: Call) -> Difference | None:
-    other = next((c for c in theirs.calls if (c.module, c.n) == (call.module, call.n)), None)
-    for path, tensor in call.outputs.items():
-        if not isinstance(tensor, TensorRef):
-            continue
-        filled = None if other is None else other.outputs.get(path)
-        if not isinstance(filled, TensorRef) or filled.meta.checksum != tensor.meta.checksum:
-            counts: dict[str, Any] = {}
-            if isinstance(filled, TensorRef):
-                a = tensor.read()
-                counts = {"mismatched": mismatches(a, filled.read()), "elements": a.numel()}
-            return Difference(
-                module=call.module, call=call.n, rank=ours.rank, side="outputs", path=path, **counts
-            )
-    return None
+def _reader(plain: Capture, filled: Capture, found: Difference) -> str:
+    """Return the first operator of a call that makes NaN once memory is filled and none without.
 
-
-def _reader(captures: Sequence[RankCapture], found: Difference) -> str:
-    """Return the first operator of a call that is given memory as it is and returns NaN of it."""
-    for capture in captures:
-        for call in capture.calls:
-            if (call.module, call.n, capture.rank) == (found.module, found.call, found.rank):
-                return _first_reader(call.operators)
+    NaN that it makes both times is the model's own.
+    """
+    sides = [_operators(capture, found) for capture in (plain, filled)]
+    fresh: dict[int, str] = {}
+    for number, (ours, theirs) in enumerate(zip(*sides, strict=False)):
+        if ours.name != theirs.name:
+            return ""
+        makers = [fresh[origin.operator] for origin in _origins(theirs) if origin.operator in fresh]
+        if _count_nan(theirs) > _count_nan(ours):
+            return f"{theirs.name} of what {makers[0]} made" if makers else theirs.name
+        if bare_name(theirs.name) in EMPTY_OPERATORS:
+            fresh[number] = theirs.name
+        elif makers and all(made.ref is None for made in theirs.results):
+            fresh[number] = makers[0]  # a view of it
     return ""
 
 
-def _first_reader(operators: tuple[Operator, ...]) -> str:
-    for operator in operators:
-        makers = [
-            operators[origin.operator].name
-            for origin in _origins(operator)
-            if origin.kind is OriginKind.OPERATOR
-            and bare_name(operators[origin.operator].name) in EMPTY_OPERATORS
-        ]
-        is_nan = any(
-            made.ref is not None and made.ref.meta.statistics is not None and made.ref.meta.statistics.nan
-            for made in operator.results
-        )
-        if is_nan:
-            return f"{operator.name} of what {makers[0]} made" if makers else operator.name
-    return ""
+def _operators(capture: Capture, found: Difference) -> tuple[Operator, ...]:
+    calls = next((rank.calls for rank in capture.all_ranks() if rank.rank == found.rank), ())
+    here = (call for call in calls if (call.module, call.n) == (found.module, found.call))
+    return next((call.operators for call in here), ())
+
+
+def _count_nan(operator: Operator) -> int:
+    refs = (made.ref for made in operator.results)
+    return sum(ref.meta.statistics.nan for ref in refs if ref is not None and ref.meta.statistics is not None)
 
 
 def _origins(operator: Operator) -> list[Origin]:

@@ -55,8 +55,8 @@ def compare_rows(
         sizes: B of both.
         tokens: s.
         shared: where a sequence stands in both batches.
-        places: tensors that have a part for each sequence; None to tell by their shapes, which takes batches
-            of two sizes.
+        places: tensors that have a part for each sequence; None to tell by their shapes. In batches of one
+            size above 1 these are the tensors with a dim of tokens beside: another dim may be of that size.
 
     Returns:
         The comparison of all ranks; the first difference is the earliest on any of them.
@@ -64,13 +64,14 @@ def compare_rows(
     firsts: list[tuple[float, int, Difference]] = []
     compared = left_out = 0
     found: set[Place] = set()
+    is_told = places is not None or sizes[0] != sizes[1] or sizes[0] == 1
     for ours, theirs in zip(a, b, strict=True):
         first: Difference | None = None
         others = dict(_tensors(theirs))
         for place, (event, tensor) in _tensors(ours).items():
             other = others.get(place)
             is_floating = "float" in tensor.meta.dtype
-            parts = None if other is None else _parts(tensor, other[1], sizes, tokens)
+            parts = None if other is None else _parts(tensor, other[1], sizes, tokens, is_told=is_told)
             if parts is None or other is None or (places is not None and place not in places):
                 left_out += is_floating
                 continue
@@ -96,9 +97,12 @@ def _tensors(capture: RankCapture) -> dict[Place, tuple[Event, TensorRef]]:
 
 
 def _parts(
-    tensor: TensorRef, other: TensorRef, sizes: tuple[int, int], tokens: int
+    tensor: TensorRef, other: TensorRef, sizes: tuple[int, int], tokens: int, *, is_told: bool
 ) -> tuple[int, int] | None:
-    """Return how many rows of its first dim a sequence has in both tensors, or None for no such thing."""
+    """Return how many rows of its first dim a sequence has in both tensors, or None for no such thing.
+
+    `is_told` says that a first dim of this size is one of sequences, whatever follows it.
+    """
     factors = []
     shapes = (tensor.meta.shape, other.meta.shape)
     if tensor.meta.one_in != 1 or other.meta.one_in != 1 or tensor.meta.dtype != other.meta.dtype:
@@ -106,7 +110,7 @@ def _parts(
     for shape, size in zip(shapes, sizes, strict=True):
         if len(shape) > 1 and shape[0] == size * tokens:
             factors.append(tokens)  # packed: [B s, *]
-        elif (len(shape) > 2 and shape[0] == size) or shape[:2] == (size, tokens):
+        elif (is_told and len(shape) > 2 and shape[0] == size) or shape[:2] == (size, tokens):
             factors.append(1)  # [B, *]
         else:
             return None

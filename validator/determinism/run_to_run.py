@@ -19,7 +19,16 @@ def run_to_run(runs: RunSet) -> Answer:
         ValidatorError: further runs, that look inside of the guilty module, fail.
     """
     first = runs.capture("first")
-    repeats = [name for name in runs.variants if name.startswith("again")]
+    repeats = [name for name in runs.variants if _is_repeat(name)]
+    failed = _failed(runs, is_rebuilt=False)
+    if failed:
+        text = f"the candidate gives a result, and fails the next time on the same inputs: {failed[0]}"
+        return Answer(problems=(Problem(text=text),))
+    unbuilt = tuple(
+        f"the candidate can't be built again here: {why}" for why in _failed(runs, is_rebuilt=True)
+    )
+    if not repeats:
+        return Answer(skipped="; ".join(unbuilt))
     compared = sum(count_tensors(first.rank(rank)) for rank in first.ranks)
     cards = f"{runs.world_size} card{'s' if runs.world_size > 1 else ''}"
     figures: dict[str, int | str] = {f"tensors compared on {cards}": compared * len(repeats)}
@@ -33,7 +42,25 @@ def run_to_run(runs: RunSet) -> Answer:
                 compared=compared * len(repeats),
                 figures=figures,
             )
-    return Answer(compared=compared * len(repeats), figures=figures, blind=_blind(runs, first))
+    return Answer(
+        compared=compared * len(repeats),
+        figures=figures,
+        notes=tuple(f"not applicable: {why}" for why in unbuilt),
+        blind=_blind(runs, first),
+    )
+
+
+def _is_repeat(name: str) -> bool:
+    return name.startswith("again")
+
+
+def _failed(runs: RunSet, *, is_rebuilt: bool) -> list[str]:
+    """Return why repeats failed: of the same model, or of one that was built again."""
+    return [
+        runs.failures[variant.name]
+        for variant in runs.job.variants
+        if _is_repeat(variant.name) and variant.is_rebuilt is is_rebuilt and variant.name in runs.failures
+    ]
 
 
 def _difference(first: Capture, other: Capture) -> Difference | None:
@@ -55,10 +82,10 @@ def _problem(found: Difference, behind: str, cards: str, *, is_rebuilt: bool) ->
 
 def _blind(runs: RunSet, first: Capture) -> str | None:
     """Return why the control was not seen, or None where it was."""
-    if "control-order" not in runs.variants:
-        return runs.failures.get("control-order", "no control was run")
-    found = _difference(first, runs.capture("control-order"))
+    if "control-last-bit" not in runs.variants:
+        return runs.failures.get("control-last-bit", "no control was run")
+    found = _difference(first, runs.capture("control-last-bit"))
     if found is None or found.culprit != runs.site():
-        seen = "nothing" if found is None else found.culprit
-        return f"additions in another order were planted at {runs.site()}, and the first difference is {seen}"
+        seen = "none" if found is None else f"in {found}"
+        return f"the last bit of an element was changed at {runs.site()}, and the first difference is {seen}"
     return None

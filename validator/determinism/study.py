@@ -9,10 +9,11 @@ from validator.determinism.card_counts import card_counts
 from validator.determinism.chunking import chunking
 from validator.determinism.explained import Oracle
 from validator.determinism.feeding import require_chunks
+from validator.determinism.jobs import Job
 from validator.determinism.memory import uninitialised_memory
 from validator.determinism.records import Answer
 from validator.determinism.run_to_run import run_to_run
-from validator.determinism.runs import Job, Launcher, RunSet, run_variants, start_ranks
+from validator.determinism.runs import Launcher, NotBuiltError, RunSet, run_variants, start_ranks
 from validator.determinism.variants import (
     Variant,
     batch_variants,
@@ -21,6 +22,7 @@ from validator.determinism.variants import (
     memory_variants,
     repeat_variants,
 )
+from validator.errors import ValidatorError
 from validator.numerics.recipes import recipe_named
 from validator.target import load_target
 
@@ -59,6 +61,7 @@ class Study:
         self._launcher = launcher
         self._scratch = tempfile.TemporaryDirectory(prefix="validator-")
         self._runs: dict[int, RunSet] = {}
+        self._errors: dict[int, ValidatorError] = {}
         self._target = load_target(source, device=device, dtype=dtype, tp=tp)
         self._target.require("candidate")
         self._inputs = self._target.inputs()
@@ -66,7 +69,9 @@ class Study:
 
     def run_to_run(self, nproc: int | None = None) -> Answer:
         """D0: see `run_to_run`; on the configured number of ranks, or another."""
-        return run_to_run(self._on(nproc or self._nproc))
+        nproc = nproc or self._nproc
+        why = self._why_not_on(nproc)
+        return run_to_run(self._on(nproc)) if why is None else Answer(skipped=why)
 
     def memory(self) -> Answer:
         """D0: see `uninitialised_memory`."""
@@ -88,9 +93,24 @@ class Study:
 
     def card_counts(self, nproc: int) -> Answer:
         """D2: see `card_counts`; of so many ranks against one."""
+        why = self._why_not_on(1) or self._why_not_on(nproc)
+        if why is not None:
+            return Answer(skipped=why)
         return card_counts(self._on(1), self._on(nproc), self._oracle)
 
+    def _why_not_on(self, nproc: int) -> str | None:
+        """Return why the candidate can't be built on so many ranks; the configured ones it must."""
+        try:
+            self._on(nproc)
+        except NotBuiltError as error:
+            if nproc == self._nproc:
+                raise
+            return f"no candidate on {nproc} card{'s' if nproc > 1 else ''}: {error}"
+        return None
+
     def _on(self, nproc: int) -> RunSet:
+        if nproc in self._errors:
+            raise self._errors[nproc]
         if nproc not in self._runs:
             folder = Path(self._scratch.name) / f"on-{nproc}"
             folder.mkdir()
@@ -98,12 +118,18 @@ class Study:
             variants = list(repeat_variants(self._repeats))
             if nproc == self._nproc:
                 variants += self._variants()
+            # Some candidates can be built once in a process: what needs no second one comes first.
+            variants.sort(key=lambda variant: variant.is_rebuilt or variant.is_filled)
             job = Job(source=self._source, folder=folder, variants=tuple(variants), tp=tp, **self._options)
-            self._runs[nproc] = run_variants(job, nproc=nproc, launcher=self._launcher)
+            try:
+                self._runs[nproc] = run_variants(job, nproc=nproc, launcher=self._launcher)
+            except ValidatorError as error:
+                self._errors[nproc] = error
+                raise
         return self._runs[nproc]
 
     def _variants(self) -> list[Variant]:
-        """Return the runs on the configured ranks alone; those of filled memory, which may fail, last."""
+        """Return the runs on the configured ranks alone."""
         variants: list[Variant] = []
         if self._why_not_batched() is None:
             variants += batch_variants(sequences_of(self._inputs))

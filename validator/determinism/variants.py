@@ -8,6 +8,7 @@ from validator.determinism.controls import Control
 __all__ = ["Variant", "batch_variants", "chunk_sizes", "chunk_variants", "memory_variants", "repeat_variants"]
 
 _SIZE = 3
+"""Sequences of a batch for a target that has one: each has a neighbour on both sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def repeat_variants(repeats: int = 2) -> tuple[Variant, ...]:
     return (
         Variant(name="first"),
         *again,
-        Variant(name="control-order", control=Control.ORDER),
+        Variant(name="control-last-bit", control=Control.LAST_BIT),
         Variant(name="control-card", control=Control.CARD),
     )
 
@@ -59,9 +60,10 @@ def batch_variants(sequences: int) -> tuple[Variant, ...]:
     """Return runs of the same sequences in batches of another size, and at other positions.
 
     Args:
-        sequences: B of the target's inputs.
+        sequences: B of the target's inputs. Where it is more than one it is the size of the batch, since that
+            may be the only one that the candidate takes.
     """
-    size = max(sequences, _SIZE)
+    size = sequences if sequences > 1 else _SIZE
     whole = tuple(range(size))
     rolled = (*whole[1:], 0)
     return (
