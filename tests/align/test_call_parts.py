@@ -81,6 +81,8 @@ def test_operators_of_one_part_alone_are_not_taken_for_the_whole_s() -> None:
     capture = replace(capture, calls=tuple(replace(c, operators=(operator,)) for c in capture.calls))
     (whole,) = calls(with_parts_joined(capture, [group(capture)], end_to_end), "layer")
     assert whole.operators == ()
+    made = with_parts_joined(capture, [group(capture)], end_to_end, joins_operators=True)
+    assert calls(made, "layer")[0].operators == ()
     first = calls(capture, "layer")[0]
     alone = CallParts(calls=(first,), inputs=first.inputs, outputs=first.outputs)
     (kept, _) = calls(with_parts_joined(capture, [alone], end_to_end), "layer")

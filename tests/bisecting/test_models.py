@@ -98,7 +98,8 @@ def test_a_fault_of_decode_steps_is_named_as_check_names_it(tmp_path: Path) -> N
     assert checked is not None
     assert (found.call, found.step, found.where) == (checked.call, checked.step, checked.where)
     assert "first in step" in found.summary
-    assert any("one of several steps" in note for note in result.bisection.outcome.notes)
+    assert [step.name for step in result.bisection.path][-1] == "operators"
+    assert found.op == "scaled_dot_product_attention"
 
 
 def test_healthy_decode_steps_are_aligned(tmp_path: Path) -> None:

@@ -23,9 +23,24 @@ WIDTH = 32
 def test_nothing_declared_allows_fused_and_eager_and_tries_looser_ones_strictest_first() -> None:
     policy = policy_of(None)
     assert policy.allowed == (FUSED, EAGER)
-    known = [name for name in RECIPES if not name.endswith("-reduce")]
+    caches = [name for name, recipe in RECIPES.items() if recipe.cache != "storage"]
+    known = [name for name in RECIPES if not name.endswith("-reduce") and name not in caches]
     assert [recipe.name for recipe in policy.others] == known[2:]
-    assert all(recipe == RECIPES[recipe.name] for recipe in policy.others)
+    assert [recipe.name for recipe in policy.caches] == caches
+    assert all(recipe == RECIPES[recipe.name] for recipe in (*policy.others, *policy.caches))
+
+
+def test_a_declared_cache_is_that_of_every_allowed_recipe_and_others_are_tried() -> None:
+    mine = Recipe(name="mine", inner="storage", cache="int8", cache_scale=0.5)
+    policy = policy_of(mine)
+    assert policy.allowed == (Recipe(name="fused", cache="int8", cache_scale=0.5), mine)
+    assert {(recipe.cache, recipe.cache_scale) for recipe in policy.others} == {("int8", 0.5)}
+    assert [recipe.name for recipe in policy.caches] == [
+        "eager",
+        "fp8-cache",
+        "fp8-cache-by-head",
+        "int8-cache-by-head",
+    ]
 
 
 def test_a_declared_recipe_allows_itself_and_what_is_stricter() -> None:

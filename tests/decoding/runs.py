@@ -14,7 +14,7 @@ from tests.families import FAMILIES
 from validator.capturing.reader import open_capture
 from validator.capturing.session import capture_run
 from validator.judging import judged
-from validator.numerics.recipes import recipe_named
+from validator.numerics.recipes import Recipe
 from validator.report.result import Result
 
 __all__ = ["PADDED", "Run", "chunked", "generated", "in_turn", "judge", "pair", "prompts"]
@@ -95,18 +95,33 @@ def in_turn(*runs: Run) -> Run:
     return lambda model: [run(model) for run in runs]
 
 
-def judge(reference: nn.Module, candidate: nn.Module, run: Run, *, recipe: str | None = None) -> Result:
-    """Capture both sides, the reference on its own steps, and judge the candidate."""
+def judge(
+    reference: nn.Module,
+    candidate: nn.Module,
+    run: Run,
+    *,
+    recipe: Recipe | None = None,
+    operators: str | None = None,
+) -> Result:
+    """Capture both sides, the reference on its own steps, and judge the candidate.
+
+    Args:
+        reference: the trusted model.
+        candidate: the other one.
+        run: feeds either.
+        recipe: what is declared.
+        operators: glob of the candidate's modules whose operators are captured as well.
+    """
     with tempfile.TemporaryDirectory() as folder:
         paths = {side: Path(folder) / f"{side}.h5" for side in ("reference", "candidate")}
         capture_run(lambda: run(reference), reference, paths["reference"], proof=False)
-        capture_run(lambda: run(candidate), candidate, paths["candidate"])
+        capture_run(lambda: run(candidate), candidate, paths["candidate"], operators=operators)
         return judged(
             reference=reference,
             ref=open_capture(paths["reference"]),
             cand=open_capture(paths["candidate"]),
             run=run,
-            recipe=recipe_named(recipe),
+            recipe=recipe,
             names={},
             layout={},
             mesh=None,

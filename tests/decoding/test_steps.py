@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 import validator
 from tests.decoding.runs import generated, judge, pair
 from validator.capturing.session import capture_run
 from validator.checks.findings import Check, Verdict
 from validator.faults import parse
+from validator.wrapping import wrap
 
 
 def test_a_loop_that_restarts_positions_is_found_at_the_model_s_input() -> None:
@@ -38,6 +41,42 @@ def test_a_finding_says_the_step_and_its_tokens() -> None:
     # The block is whole, and dropped, from the second step on; token 8 is computed by that step.
     assert found.where["tokens"] == [8, 9, 10]
     assert (found.call, found.step and str(found.step)) == (1, "step 2 of 4")
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "kernel", "op"),
+    [
+        ("step-nibble-order:layer=0", "mlp.up_proj", "sdpa", "mm"),
+        ("step-kv-evicted:layer=0,first=4,tokens=3", "self_attn", "sdpa", "scaled_dot_product_attention"),
+        ("step-kv-evicted:layer=0,first=4,tokens=3", "self_attn", "eager", "bmm"),
+    ],
+)
+def test_the_operator_of_the_steps_that_is_wrong_is_named(
+    fault: str, module: str, kernel: str, op: str
+) -> None:
+    reference, candidate = pair("llama", kernel=kernel)
+    parse(fault).plant(candidate)
+    found = judge(reference, candidate, generated(), operators="model.layers.0.*").findings[0]
+    assert (found.module, found.op) == (f"model.layers.0.{module}", op)
+    assert found.step is not None
+    assert found.step.number == 2
+
+
+def test_a_note_names_the_modules_whose_operators_are_others_from_step_to_step() -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    mlp = candidate.model.layers[0].mlp
+
+    def forward(inner: Any, x: Tensor) -> Any:
+        if x.shape[1] > 1:
+            return inner(x)
+        gate = mlp.act_fn(mlp.gate_proj(x))
+        return mlp.down_proj(torch.addcmul(torch.zeros_like(gate), gate, mlp.up_proj(x), value=1.5))
+
+    wrap(mlp, forward)
+    result = judge(reference, candidate, generated(), operators="model.layers.0.*")
+    assert result.findings[0].module == "model.layers.0.mlp"
+    (note,) = (note for note in result.outcome.notes if "from step to step" in note)
+    assert note.startswith("the operators of model.layers.0.mlp are others from step to step")
 
 
 def test_a_stored_capture_of_steps_is_judged_without_inputs(tmp_path: Path) -> None:

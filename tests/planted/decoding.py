@@ -40,6 +40,18 @@ FAULTS = (
             ("step-kv-fnuz", None),
         )
     ),
+    # What a sliding layer's cache holds moves on from step to step, and so would the blocks.
+    *(
+        Expectation(
+            fault=fault,
+            guilty=SCORES,
+            checks=(Check.WIRING,),
+            signature="keys_of_another",
+            families=("llama", "qwen3"),
+            decode=DECODED,
+        )
+        for fault in ("kv-shared-block:tokens=8", "kv-no-block-table:tokens=4")
+    ),
     # A block that is outside of the window anyway is not missed.
     Expectation(
         fault="step-kv-evicted:first=20",

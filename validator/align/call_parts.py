@@ -1,14 +1,16 @@
 """Calls that are parts of one call, along the batch or along tokens, are put in one's place.
 
 What the parts were given and returned is joined by whoever finds them (`microbatches`, `step_joins`); here
-the tree of calls and the collectives inside follow.
+the tree of calls, the collectives inside and the operators follow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from validator.align.derived import concatenated
+from validator.align.operator_joins import join_operators_of_parts
 from validator.capturing.records import Call, Collective, RankCapture, TensorRef
 
 __all__ = ["CallParts", "along", "with_parts_joined"]
@@ -32,6 +34,10 @@ class CallParts:
     is_split: bool = False
 
 
+_Join = Callable[[CallParts, Sequence[TensorRef]], TensorRef | None]
+"""Makes one tensor of a group's, one a part; None where they don't fit together."""
+
+
 def along(parts: Sequence[TensorRef], dim: int) -> TensorRef:
     """Return parts one after the other; where they are DTensors, as one that lies on the mesh as they do."""
     whole = concatenated(parts, dim=dim)
@@ -47,7 +53,9 @@ def along(parts: Sequence[TensorRef], dim: int) -> TensorRef:
 def with_parts_joined(
     capture: RankCapture,
     groups: Sequence[CallParts],
-    join: Callable[[CallParts, Sequence[TensorRef]], TensorRef | None],
+    join: _Join,
+    *,
+    joins_operators: bool = False,
 ) -> RankCapture:
     """Put one call in place of each group, and one collective in place of those that its calls did.
 
@@ -56,6 +64,8 @@ def with_parts_joined(
         groups: the groups; no call is in two of them.
         join: makes one of the tensors, one a part, that went into or out of the same collective of each part;
             None where they don't fit together.
+        joins_operators: whether it also makes one of what the same operator of each part made; else those of
+            several parts are left out.
 
     Returns:
         The capture. The first call of each group stands for all; collectives that don't fit are left out.
@@ -71,8 +81,10 @@ def with_parts_joined(
         if whole is not None:
             end = whole.calls[-1].end
             call = replace(call, inputs=dict(whole.inputs), outputs=dict(whole.outputs), end=end)
-            # Operators of one part alone say nothing of the whole.
-            call = replace(call, operators=call.operators if len(whole.calls) == 1 else ())
+            if len(whole.calls) > 1:
+                parts = [part.operators for part in whole.calls]
+                made = join_operators_of_parts(parts, partial(join, whole)) if joins_operators else ()
+                call = replace(call, operators=made)
         calls.append(replace(call, parent=parent))
     of_call: dict[int | None, list[Collective]] = {}
     for collective in sorted(capture.collectives, key=lambda c: c.start):
@@ -83,11 +95,7 @@ def with_parts_joined(
     return replace(capture, calls=tuple(calls), collectives=tuple(collectives))
 
 
-def _joined(
-    parts: Sequence[Sequence[Collective]],
-    group: CallParts,
-    join: Callable[[CallParts, Sequence[TensorRef]], TensorRef | None],
-) -> list[Collective]:
+def _joined(parts: Sequence[Sequence[Collective]], group: CallParts, join: _Join) -> list[Collective]:
     """Join what each part's calls exchanged, in order; nothing where they did not do the same."""
     if len(parts) == 1:
         return list(parts[0])

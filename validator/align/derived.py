@@ -174,7 +174,8 @@ def _parameter(
         digest = partial(_hash_of_hashes, origins)
         meta = _DerivedMeta(dtype=ref.meta.dtype, shape=ref.meta.shape, digest=digest)
         ref = TensorRef(meta=meta, read=ref.read)
-    return Parameter(name=name, kind=sources[0].kind, ref=ref, row_hashes=hashes)
+    two = any(source.has_two_scales for source in sources)
+    return Parameter(name=name, kind=sources[0].kind, ref=ref, row_hashes=hashes, has_two_scales=two)
 
 
 def _hash_of_sources(sources: Sequence[TensorRef], how: str) -> str:

@@ -82,6 +82,7 @@ def join_parameters(
                 joined.edge,
                 row_hashes=_row_hashes(joined.plan, ours),
                 is_quantised=any(parameter.kind == "quantised" for parameter in ours.values()),
+                has_two_scales=any(parameter.has_two_scales for parameter in ours.values()),
             )
             edges[name] = replace(joined, edge=edge)
         except LayoutError as error:

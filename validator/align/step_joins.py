@@ -63,7 +63,7 @@ def _joined(capture: RankCapture, generations: Sequence[Generation], ref: RankCa
     def join(group: CallParts, tensors: Sequence[TensorRef]) -> TensorRef | None:
         return places[group.calls[0].id].join(tensors, None)
 
-    return with_parts_joined(capture, groups, join) if groups else capture
+    return with_parts_joined(capture, groups, join, joins_operators=True) if groups else capture
 
 
 _Part = tuple[Step, Call]

@@ -66,6 +66,7 @@ class Edge:
         one_in: one of so many elements is known, `read` has NaN for others; 0 where statistics alone are.
         statistics: of the logical tensor as a view saw it; None where the parts don't tell.
         is_quantised: whether it is a weight that the candidate holds as codes.
+        has_two_scales: whether two scales fit these: `quantised.reading.reading_other_scales`.
     """
 
     path: str
@@ -82,6 +83,7 @@ class Edge:
     one_in: int = 1
     statistics: Callable[[View], Statistics | None] | None = field(default=None, repr=False, compare=False)
     is_quantised: bool = False
+    has_two_scales: bool = False
 
     def with_rows(self, order: torch.Tensor) -> "Edge":
         """Return the edge with `[rows]` of its first dim in another order, each with the part it is from."""

@@ -144,11 +144,6 @@ class Hunt:
         if first is None or first.check not in (Check.FUNCTION, Check.WIRING):
             return
         module = first.module
-        if self.looker.pairing.is_stepped:
-            self.notes.append(
-                f"the operators of {module} were not looked at: the run is one of several steps"
-            )
-            return
         if not self.looker.shows_operators(first):
             return
         look = self.looker.operators(first)

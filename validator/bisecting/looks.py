@@ -109,7 +109,7 @@ class Looker:
 
     def shows_operators(self, guilty: Finding) -> bool:
         """Say whether another look at the module would show its operators."""
-        return not self.pairing.is_stepped and self.candidates.has_operators(guilty.candidate_module)
+        return self.candidates.has_operators(guilty.candidate_module)
 
     def candidate_name(self, fqn: str) -> str:
         """Return what the candidate calls a module; where that is not known, what it calls the one around."""

@@ -11,7 +11,7 @@ from validator.checks.attention_sites import AttentionSite, find_attention
 from validator.checks.module_code import Code
 from validator.checks.replays import Replays
 from validator.checks.signatures.key_fits import Attended
-from validator.checks.stepping import steps_of
+from validator.checks.stepping import earlier_keys
 
 __all__ = ["attended_by"]
 
@@ -42,12 +42,8 @@ def attended_by(code: Code, trace: Trace, view: View) -> Attended | None:
 
 def _earlier(call: TraceCall, trace: Trace, site: AttentionSite) -> Tensor | None:
     """Return `[S, T]` boolean, the keys of earlier steps than each query's; None for a single step."""
-    steps = steps_of(call, trace)
-    queries, keys = site.seen.shape[-2:]
-    if len(steps) < 2 or (queries, keys) != (steps[-1].stop,) * 2:
-        return None
-    start = torch.tensor([step.start for step in steps for _ in range(step.stop - step.start)])
-    return torch.arange(keys) < start[:, None]
+    earlier = earlier_keys(call, trace)
+    return None if earlier is None or earlier.shape != site.seen.shape[-2:] else earlier
 
 
 def _past(call: TraceCall, trace: Trace, view: View, site: AttentionSite) -> tuple[Tensor, Tensor] | None:

@@ -20,12 +20,15 @@ from validator.checks.products import PRODUCTS
 from validator.checks.roundings import Rounding
 from validator.checks.tape import Diverted, Tape
 
-__all__ = ["AttentionSite", "find_attention"]
+__all__ = ["AttentionSite", "attention_operations", "find_attention"]
 
 HIDDEN = -1e4
 """What is added to a score to hide its key is no larger: float16 has no room for less than -65504."""
 
-_Entries = Sequence[tuple[Operation, tuple[int, ...], tuple[int | None, ...]]]
+_FACTORS = 2
+
+_Entry = tuple[Operation, tuple[int, ...], tuple[int | None, ...]]
+_Entries = Sequence[_Entry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +88,44 @@ class AttentionSite:
 def find_attention(tape: Tape) -> AttentionSite | None:
     """Return the attention of a piece of code; None where it has none, or several."""
     entries = tape.operations
-    fused = [entry for entry in entries if entry[0].name == ATTENTION]
-    softmaxes = [entry for entry in entries if entry[0].name == "_softmax"]
-    if len(fused) + len(softmaxes) != 1:
+    only = _only_attention(entries)
+    if only is None:
         return None
-    slots = _Fused.find(fused[0]) if fused else _Composed.find(tape, entries, softmaxes[0])
+    is_fused = only[0].name == ATTENTION
+    slots = _Fused.find(only) if is_fused else _Composed.find(tape, entries, only)
     return None if slots is None else slots.site(tape)
+
+
+def attention_operations(tape: Tape) -> tuple[Operation, ...]:
+    """Return the operations that read the keys and the values of a piece of code.
+
+    Returns:
+        A fused kernel; or the product of queries and keys, and that of probabilities and values; nothing
+        where there is no attention, or several.
+    """
+    entries = tape.operations
+    only = _only_attention(entries)
+    if only is None:
+        return ()
+    if only[0].name == ATTENTION:
+        return (only[0],)
+    made_by = _made_by(entries)
+    path = _back_to_product(made_by, only[1][0])
+    second = _on_to_product(entries, only)
+    if not path or second is None:
+        return ()
+    products = made_by[path[0]], second
+    return tuple([x[0] for x in products]) if all(len(x[1]) == _FACTORS for x in products) else ()
+
+
+def _only_attention(entries: _Entries) -> _Entry | None:
+    """Return the one fused kernel or softmax; None where there is none, or several."""
+    found = [entry for entry in entries if entry[0].name in (ATTENTION, "_softmax")]
+    return found[0] if len(found) == 1 else None
+
+
+def _made_by(entries: _Entries) -> dict[int, _Entry]:
+    return {slot: entry for entry in entries for slot in entry[2] if slot is not None}
 
 
 class _Slots:
@@ -132,7 +167,7 @@ class _Fused(_Slots):
     sources: tuple[int, ...]
 
     @classmethod
-    def find(cls, entry: tuple[Operation, tuple[int, ...], tuple[int | None, ...]]) -> "_Fused":
+    def find(cls, entry: _Entry) -> "_Fused":
         return cls(operation=entry[0], sources=entry[1])
 
     def site(self, tape: Tape) -> AttentionSite | None:
@@ -209,9 +244,9 @@ class _Composed(_Slots):
         cls,
         tape: Tape,
         entries: _Entries,
-        softmax: tuple[Operation, tuple[int, ...], tuple[int | None, ...]],
+        softmax: _Entry,
     ) -> "_Composed | None":
-        made_by = {slot: entry for entry in entries for slot in entry[2] if slot is not None}
+        made_by = _made_by(entries)
         path = _back_to_product(made_by, softmax[1][0])
         second = _on_to_product(entries, softmax)
         if not path or second is None:
@@ -228,7 +263,7 @@ class _Composed(_Slots):
             if lower <= HIDDEN and lower < low + HIDDEN / 2:
                 unhidden = before
                 break
-        return cls(keys=first[1][1], unhidden=unhidden, weights=second[0], values=second[1])
+        return cls(keys=first[1][1], unhidden=unhidden, weights=second[1][0], values=second[1][1])
 
     def site(self, tape: Tape) -> AttentionSite | None:
         made = _played(tape, (self.keys, self.unhidden, self.weights, self.values), {})
@@ -285,9 +320,7 @@ def _in_heads(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.reshape(*shape, *x.shape[-2:])
 
 
-def _back_to_product(
-    made_by: Mapping[int, tuple[Operation, tuple[int, ...], tuple[int | None, ...]]], slot: int
-) -> list[int]:
+def _back_to_product(made_by: Mapping[int, _Entry], slot: int) -> list[int]:
     """Return the slots from the result of the nearest product to one that is made of it; empty for none."""
     entry = made_by.get(slot)
     if entry is None:
@@ -301,14 +334,13 @@ def _back_to_product(
     return []
 
 
-def _on_to_product(
-    entries: _Entries, softmax: tuple[Operation, tuple[int, ...], tuple[int | None, ...]]
-) -> tuple[int, int] | None:
-    """Return the operands of the product that what a softmax made, moved perhaps, is the first factor of."""
+def _on_to_product(entries: _Entries, softmax: _Entry) -> _Entry | None:
+    """Return the product that what a softmax made, moved perhaps, is the first factor of."""
     reached = {slot for slot in softmax[2] if slot is not None}
-    for operation, sources, targets in entries:
+    for entry in entries:
+        operation, sources, targets = entry
         if operation.name in PRODUCTS and len(sources) > 1 and sources[0] in reached:
-            return sources[0], sources[1]
+            return entry
         if not operation.rounds and reached.intersection(sources):
             reached |= {slot for slot in targets if slot is not None}
     return None

@@ -68,9 +68,8 @@ class Attend(Operation):
 
     def run(self, inputs: Sequence[Held], rounding: Rounding, alike: Sequence[Sequence[Held]]) -> list[Any]:
         """Compute the output, with what its kernel may round inside."""
-        _, named = self.arguments(inputs, "data64", rounding)
         computed = attention(
-            **named,
+            **self.operands(inputs, rounding),
             storage=self.fmt,
             recipe=rounding.recipe_at(self.position),
             with_noise=rounding.generator is not None,
@@ -81,6 +80,10 @@ class Attend(Operation):
         if rounding.tilt and self.is_softmax:
             output = output * (1 + rounding.tilt)
         return [_finished(output, dtype, rounding, self.position, noise, bound)]
+
+    def operands(self, inputs: Sequence[Held], rounding: Rounding) -> dict[str, Any]:
+        """Return what it attends with, by the kernel's own names."""
+        return self.arguments(inputs, "data64", rounding)[1]
 
 
 def _finished(

@@ -21,10 +21,12 @@ from validator.checks.findings import (
 from validator.checks.hidden import unwrapped
 from validator.checks.judge import Bench
 from validator.checks.module_code import Code
+from validator.checks.observing import Observer
 from validator.checks.padding import Real
 from validator.checks.parameters import check_parameters
 from validator.checks.policy import Policy
 from validator.checks.replicas import check_replicas
+from validator.checks.requantised import with_own_scales
 from validator.checks.unexercised import unexercised
 from validator.checks.views import merge_views, mixed_outputs
 from validator.checks.walk import walk
@@ -47,24 +49,37 @@ def policy_of(declared: Recipe | None) -> Policy:
 
     Nothing declared allows `fused` and `eager`; a declared recipe allows itself and what of these two it
     covers. Tried as undeclared are the declared one (`eager`, where there is none) with what each known
-    recipe allows beyond it, strictest first.
+    recipe allows beyond it, strictest first. What a cache is declared to hold is the same in all that is
+    allowed; the caches of known recipes are tried besides.
     """
     if declared is None:
-        return Policy(allowed=(FUSED, EAGER), others=_looser(EAGER))
-    fused = replace(FUSED, reduce=declared.reduce, block=declared.block)
-    eager = replace(EAGER, reduce=declared.reduce, block=declared.block)
+        return Policy(allowed=(FUSED, EAGER), others=_looser(EAGER), caches=_other_caches(EAGER))
+    fused, eager = (
+        replace(strict, reduce=declared.reduce, block=declared.block).reading(declared)
+        for strict in (FUSED, EAGER)
+    )
     allowed = [strict for strict in (fused, eager) if declared.covers(strict) and not strict.covers(declared)]
     others: list[Recipe] = []
     if not declared.covers(fused):
         # It promises more than float32: that is the first thing to be tried.
         others.append(fused)
     basis = declared if not others else fused
-    return Policy(allowed=(*allowed, declared), others=(*others, *_looser(basis)))
+    return Policy(
+        allowed=(*allowed, declared), others=(*others, *_looser(basis)), caches=_other_caches(declared)
+    )
 
 
 def _looser(basis: Recipe) -> tuple[Recipe, ...]:
-    looser = (replace(basis.loosened(known), name=known.name) for known in RECIPES.values())
+    known = [recipe for recipe in RECIPES.values() if recipe.cache == "storage"]
+    looser = (replace(basis.loosened(recipe), name=recipe.name) for recipe in known)
     return tuple(recipe for recipe in looser if replace(recipe, name=basis.name) != basis)
+
+
+def _other_caches(declared: Recipe) -> tuple[Recipe, ...]:
+    """Return a declared recipe with each other cache that a known one has, none of codes included."""
+    known = [EAGER, *(recipe for recipe in RECIPES.values() if recipe.cache != "storage")]
+    made = (replace(declared.reading(recipe), name=recipe.name) for recipe in known)
+    return tuple(recipe for recipe in made if recipe.reading(declared) != recipe)
 
 
 def run_checks(
@@ -77,6 +92,7 @@ def run_checks(
     scope: Container[str] | None = None,
     elements: int | None = None,
     regions: Collection[str] = (),
+    observer: Observer | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Judge a candidate's run against the reference.
@@ -92,11 +108,13 @@ def run_checks(
         elements: how many elements are judged in the whole run, of which this may be a part; None for those
             of the trace.
         regions: modules of the candidate that were compiled with all that is inside of them.
+        observer: keeps what each edge looks like, or None.
         progress: told how many calls are judged, of how many.
 
     Returns:
         The outcome; its metadata, end-to-end figures and reasons of the capture are the caller's to add.
     """
+    trace = with_own_scales(reference, trace)
     bench = Bench(elements=elements or elements_of(trace))
     is_judged = _Everything() if scope is None else scope
     judges: list[EdgeJudge] = []
@@ -111,7 +129,15 @@ def run_checks(
     through: set[str] = set()
     done, total = 0, len(trace.calls) * len(trace.views)
     for view in trace.views:
-        edge_judge = EdgeJudge(trace=trace, view=view, policy=policy, bench=bench, real=real, regions=regions)
+        edge_judge = EdgeJudge(
+            trace=trace,
+            view=view,
+            policy=policy,
+            bench=bench,
+            real=real,
+            regions=regions,
+            observer=observer,
+        )
 
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
             nonlocal done

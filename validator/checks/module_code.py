@@ -164,3 +164,7 @@ class Code:
     steps: tuple[Step, ...] = ()
     replays: ReplaysOf | None
     log: OperatorLog | None = None
+
+    def edge(self, key: Key) -> CodeEdge:
+        """Return the edge that a key names."""
+        return next(edge for edge in self.edges if edge.key == key)

@@ -14,10 +14,12 @@ class Policy:
     Attributes:
         allowed: recipes, strictest first; explained by one of them is aligned.
         others: recipes tried after them; explained by one of them is undeclared precision.
+        caches: recipes of other caches than the declared one, tried likewise: they say what attention reads.
     """
 
     allowed: tuple[Recipe, ...]
     others: tuple[Recipe, ...] = ()
+    caches: tuple[Recipe, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.allowed:
@@ -26,4 +28,5 @@ class Policy:
 
 def is_alike(recipe: Recipe, other: Recipe) -> bool:
     """Tell whether two recipes allow the same inside of a single operator."""
-    return replace(recipe, name=other.name, inner=other.inner, reduce=other.reduce) == other
+    apart = {name: getattr(other, name) for name in ("name", "inner", "reduce", "cache", "cache_scale")}
+    return replace(recipe, **apart) == other

@@ -1,6 +1,6 @@
 """In which step of a run something is wrong first, where several steps are judged as one call.
 
-Shape legend: * = the edge's shape.
+Shape legend: * = the edge's shape; S = tokens of all steps.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch import Tensor
 from validator.align.traces import LogicalTensor, StepTokens, Trace, TraceCall
 from validator.checks.findings import Finding
 
-__all__ = ["first_step", "of_later_steps", "steps_of", "told_by_step"]
+__all__ = ["earlier_keys", "first_step", "of_later_steps", "steps_of", "told_by_step"]
 
 
 def steps_of(call: TraceCall, trace: Trace) -> tuple[StepTokens, ...]:
@@ -59,6 +59,15 @@ def of_later_steps(call: TraceCall, cand: LogicalTensor, trace: Trace) -> Tensor
         return None
     is_later = torch.arange(size) % tokens >= steps[0].stop
     return is_later.reshape([-1 if d == dim else 1 for d in range(len(cand.dims))]).expand(cand.data.shape)
+
+
+def earlier_keys(call: TraceCall, trace: Trace) -> Tensor | None:
+    """Return `[S, S]` boolean, the keys of earlier steps than each query's; None for a single step."""
+    steps = steps_of(call, trace)
+    if len(steps) < 2:
+        return None
+    start = torch.tensor([step.start for step in steps for _ in range(step.stop - step.start)])
+    return torch.arange(steps[-1].stop) < start[:, None]
 
 
 def told_by_step(finding: Finding) -> Finding:

@@ -5,9 +5,10 @@ arithmetic: without the code's Python, and always along the same path. Where a r
 another way (a number that the code read from a rounded value has changed) it is given up.
 """
 
+import copy
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -163,6 +164,17 @@ class Tape:
     def given(self) -> Mapping[int, Tensor]:
         """The values that come from outside of the code, by slot, but for those that it writes to."""
         return {slot: x.data64 for slot, x in self._given.items() if slot not in self._saved}
+
+    def exchanged(self, others: Mapping[Operation, Operation]) -> "Tape":
+        """Return a tape on which other operations stand in the place of some, on the same values."""
+        made = copy.copy(self)
+        made._entries = [
+            replace(x, operation=others[x.operation])
+            if isinstance(x, _Entry) and x.operation in others
+            else x
+            for x in self._entries
+        ]
+        return made
 
     def play(
         self,

@@ -4,6 +4,7 @@ A recipe says nothing of the last rounding of a result to its storage format: th
 always allowed. What it says of matrix products has the names that `Emulation` has.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 
 from validator.errors import UsageError
@@ -17,7 +18,10 @@ from validator.numerics.legality import (
     refuse,
 )
 
-__all__ = ["EAGER", "FUSED", "RECIPES", "REQUANTISED", "Recipe", "recipe_named"]
+__all__ = ["CACHES", "EAGER", "FUSED", "RECIPES", "REQUANTISED", "Recipe", "recipe_named"]
+
+CACHES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "int8")
+"""Formats of codes that a cache of keys and values may hold."""
 
 REQUANTISED = (
     "float8_e4m3fn",
@@ -60,6 +64,11 @@ class Recipe:
             codes add up to, it is float32.
         requantised: format to which the device quantised weights anew as it loaded them, one of
             `REQUANTISED`, or None. Each must then be the checkpoint's within half a step of its own codes.
+        cache: format of the codes in which a cache holds the keys and values that attention reads, one of
+            `CACHES`, or `"storage"` for that in which they were computed. They must then be what these codes
+            stand for.
+        cache_scale: what codes of the cache are multiplied by when they are read, in all layers; None where
+            each head of each token has a scale of its own: its largest value over the largest code.
 
     Raises:
         UsageError: a field's value is not legal, or contradicts another's.
@@ -80,6 +89,8 @@ class Recipe:
     flush_subnormals: bool = False
     weights: str = "storage"
     requantised: str | None = None
+    cache: str = "storage"
+    cache_scale: float | None = None
 
     def __post_init__(self) -> None:
         for field_name in ("inner", "reduce", "weights"):
@@ -88,6 +99,7 @@ class Recipe:
             demand_one_of(self, field_name, FLOATS)
         demand_one_of(self, "factors", tuple(FACTORS))
         demand_one_of(self, "requantised", (None, *REQUANTISED))
+        demand_one_of(self, "cache", (*CACHES, "storage"))
         demand_at_least_one(self, "block", "split_k")
         demand_accumulator_bits(self)
         if self.split_k == 1 and self.partials != "float32":
@@ -99,6 +111,10 @@ class Recipe:
             )
         if self.fp8 and (self.factors != "float32" or self.split_k > 1):
             refuse(self, "fp8", True, "it has its own factors and parts; leave out factors and split_k")
+        if self.cache_scale is not None and not 0 < self.cache_scale < math.inf:
+            refuse(self, "cache_scale", self.cache_scale, "it must be a positive number")
+        if self.cache_scale is not None and self.cache == "storage":
+            refuse(self, "cache_scale", self.cache_scale, "nothing is read by it: give cache= as well")
 
     @property
     def computes_as_float32(self) -> bool:
@@ -110,6 +126,10 @@ class Recipe:
             and self.factors == "float32"
             and not self.fp8
         )
+
+    def reading(self, other: "Recipe") -> "Recipe":
+        """Return this recipe with the cache that another declares."""
+        return replace(self, cache=other.cache, cache_scale=other.cache_scale)
 
     def covers(self, other: "Recipe") -> bool:
         """Tell whether this recipe allows whatever another does."""
@@ -146,7 +166,7 @@ _NOT_WITH_FP8 = ("factors", "split_k", "partials")
 def _looseness(field_name: str, recipe: Recipe) -> float:
     """Return a number that grows with what a field allows."""
     value = getattr(recipe, field_name)
-    if field_name in ("weights", "requantised"):
+    if field_name in ("weights", "requantised", "cache", "cache_scale"):
         return 0.0  # it says what the values are, not how they are rounded
     if field_name == "accumulator_bits":
         return -float(value if value is not None else FORMATS["float64"].precision)
@@ -185,6 +205,9 @@ RECIPES = {
             for short, fmt in _NARROW.items()
         ),
         Recipe(name="fp8", inner="storage", fp8=True),
+        Recipe(name="fp8-cache", inner="storage", cache="float8_e4m3fn", cache_scale=1.0),
+        Recipe(name="fp8-cache-by-head", inner="storage", cache="float8_e4m3fn"),
+        Recipe(name="int8-cache-by-head", inner="storage", cache="int8"),
     )
 }
 """Recipes that have a name, strictest first. Only the first and `eager` are allowed undeclared."""

@@ -84,6 +84,11 @@ def of_block(change: Callable[[Tensor, int], Tensor], start: int, stop: int) -> 
     return replaced(KEYS, change(KEYS, 0), start, stop), replaced(VALUES, change(VALUES, 1), start, stop)
 
 
+def pooled(x: Tensor) -> Tensor:
+    """Return what every sequence finds at the front: four tokens of the first one, and of the second."""
+    return torch.cat((x[:1, :, :4], x[1:, :, :4], x[:1, :, 8:]), 2).expand(x.shape)
+
+
 SWAPPED = KEYS.flip(0), VALUES.flip(0)
 
 CASES: dict[str, tuple[Tensor, Tensor, str, Mapping[str, Any]]] = {
@@ -130,6 +135,12 @@ CASES: dict[str, tuple[Tensor, Tensor, str, Mapping[str, Any]]] = {
         CAUSAL,
         "keys_of_another",
         {"start": 8, "stop": 12, "tokens": 4},
+    ),
+    "the front of a pool": (
+        output(replaced(KEYS, pooled(KEYS), 0, 8), replaced(VALUES, pooled(VALUES), 0, 8), CAUSAL),
+        CAUSAL,
+        "keys_of_another",
+        {"start": 0, "stop": 8, "of_pool": 4},
     ),
 }
 

@@ -47,6 +47,18 @@ from validator.checks.signatures import signature_words
         ("factor", {"factor": 1.02, "within": "channel 40"}, "a factor of 1.02 on channel 40"),
         ("sign", {"factor": -1.0}, "the sign flipped"),
         ("offset", {"offset": -16, "within": "tokens 16:32"}, "an offset of -16 on tokens 16:32"),
+        (
+            "keys_of_another",
+            {"start": 4, "stop": 8, "of_sequence": 1, "tokens": 4, "sequences": [0]},
+            "the keys and values of tokens 4:8 replaced by those of sequence 1 4 tokens before, "
+            "for sequence 0",
+        ),
+        (
+            "keys_of_another",
+            {"start": 0, "stop": 8, "of_pool": 4},
+            "the keys and values of tokens 0:8 replaced by the front of the pool, "
+            "where blocks of 4 tokens of all sequences lie in turn",
+        ),
         ("clamp", {"low": None, "high": 1.5}, "values above 1.5 cut off there"),
         ("clamp", {"low": 0.0, "high": None}, "values below 0 cut off there"),
         ("clamp", {"low": -1.0, "high": 1.5}, "values cut off below -1 and above 1.5"),

@@ -23,8 +23,14 @@ __all__ = ["keys_signature"]
 SOURCES = 8
 """How many other sequences are tried."""
 
+ROUNDING = 1.0
+"""What one source leaves, in ulp, if it is what was read: the candidate's last rounding leaves 0.29."""
+
 SHIFTS = (0, 4, 8, 16, 32, 64, -4, -8, -16, -32, -64)
 """How many tokens further a block of another place is tried at."""
+
+BLOCKS = (4, 8, 16, 32, 64)
+"""How many tokens a block of a pool is tried to hold."""
 
 STEPS = 12
 SLOPE = 1e-5
@@ -53,7 +59,8 @@ def keys_signature(subject: Subject, attended: Attended) -> Signature | None:
         - `keys_left_out`: they take no part; `distance` where it is the same for each query.
         - `keys_not_hidden`: they take part although the mask hides them; `distance` likewise.
         - `keys_of_another`: they, and the values, are those of another sequence (`of_sequence`), of the
-          request before (`of_earlier_call`), or of another place (`tokens` before).
+          request before (`of_earlier_call`), of another place (`tokens` before), or of the front of a pool in
+          which blocks of `of_pool` tokens of all sequences lie in turn.
         - `cache_scale`: `keys` and `values` are multiplied by these factors, of tokens of earlier steps alone
           where there are some.
 
@@ -115,6 +122,9 @@ def _not_hidden(edge: EdgeOfHeads, attended: Attended) -> Signature | None:
 
 
 def _of_another(edge: EdgeOfHeads, attended: Attended) -> Signature | None:
+    """Try sources until one leaves no more than rounding does; else name the one that leaves least."""
+    nearest: Signature | None = None
+    least = math.inf
     for parameters, keys, values in _sources(edge, attended):
         chosen = _read_instead(edge, attended, keys, values, attended.seen)
         if chosen is None:
@@ -124,9 +134,11 @@ def _of_another(edge: EdgeOfHeads, attended: Attended) -> Signature | None:
         others = others.where(chosen, 0.0)
         total = 1 + (others - weights).sum(-1, keepdim=True)
         left = edge.residual((edge.exact - weights @ attended.values + others @ values) / total)
-        if left is not None:
-            return _signature("keys_of_another", edge, chosen, left, parameters)
-    return None
+        if left is not None and left < least:
+            nearest, least = _signature("keys_of_another", edge, chosen, left, parameters), left
+        if least < ROUNDING:
+            break
+    return nearest
 
 
 def _read_instead(
@@ -165,6 +177,17 @@ def _sources(edge: EdgeOfHeads, attended: Attended) -> Iterator[tuple[dict[str, 
             if guilty != [source]:
                 parameters: dict[str, Any] = {"of_sequence": source} | moved
                 yield parameters, keys[source].expand(keys.shape), values[source].expand(values.shape)
+    for block in BLOCKS if batch > 1 else ():
+        if 2 * block <= tokens:
+            keys, values = (_pooled(x, block) for x in (attended.keys, attended.values))
+            yield {"of_pool": block}, keys.expand(attended.keys.shape), values.expand(attended.values.shape)
+
+
+def _pooled(x: Tensor, block: int) -> Tensor:
+    """Return `[H, T, D]`, the front of a pool in which blocks of `[B, H, T, D]` lie in turn."""
+    place = torch.arange(x.shape[2])
+    number = place // block
+    return x[number % len(x), :, number // len(x) * block + place % block].transpose(0, 1)
 
 
 def _scaled(edge: EdgeOfHeads, attended: Attended) -> Signature | None:

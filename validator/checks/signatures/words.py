@@ -154,6 +154,8 @@ def _keys(signature: Signature) -> str:
 def _source(p: Any) -> str:
     if "of_earlier_call" in p:
         return "what the request before left there"
+    if "of_pool" in p:
+        return f"the front of the pool, where blocks of {p['of_pool']} tokens of all sequences lie in turn"
     of = f"those of sequence {p['of_sequence']}" if "of_sequence" in p else "those"
     if "tokens" not in p:
         return of

@@ -1,0 +1,150 @@
+"""Quantised caches: declared they are part of what is computed, undeclared they are told by name.
+
+Shape legend: B = batch, K = key heads, T = keys, D = channels of a head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.decoding.runs import generated, judge, pair
+from tests.selecting import cases
+from validator.checks.findings import Check, Verdict
+from validator.errors import UsageError
+from validator.faults.kernels import wrap_kernel
+from validator.numerics.recipes import Recipe
+
+Coding = Callable[[Tensor], Tensor]
+"""From keys or values `[B, K, T, D]` to what comes out of the cache in their place."""
+
+FP8 = Recipe(name="mine", inner="storage", cache="float8_e4m3fn", cache_scale=1.0)
+FP8_BY_HEAD = Recipe(name="mine", inner="storage", cache="float8_e4m3fn")
+INT8_BY_HEAD = Recipe(name="mine", inner="storage", cache="int8")
+
+WRONG = 1.25
+PROMPT = 8
+READS = ("earlier steps", "all in later steps", "everything")
+
+
+def fp8(x: Tensor, *, read_by: float = 1.0) -> Tensor:
+    return (x.to(torch.float8_e4m3fn).float() * read_by).to(x.dtype)
+
+
+def fp8_as_fnuz(x: Tensor) -> Tensor:
+    return x.to(torch.float8_e4m3fn).view(torch.float8_e4m3fnuz).to(x.dtype)
+
+
+def fp8_by_head(x: Tensor, *, read_by: float = 1.0) -> Tensor:
+    scale = x.float().abs().amax(-1, keepdim=True).clamp_min(1e-20) / 448
+    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale * read_by).to(x.dtype)
+
+
+def int8_by_head(x: Tensor, *, read_by: float = 1.0) -> Tensor:
+    scale = x.float().abs().amax(-1, keepdim=True).clamp_min(1e-20) / 127
+    return ((x.float() / scale).round().to(torch.int8) * scale * read_by).to(x.dtype)
+
+
+WAYS: dict[str, tuple[Callable[..., Tensor], Recipe]] = {
+    "fp8-cache": (fp8, FP8),
+    "fp8-cache-by-head": (fp8_by_head, FP8_BY_HEAD),
+    "int8-cache-by-head": (int8_by_head, INT8_BY_HEAD),
+}
+
+
+def cached(model: Any, keys: Coding, values: Coding, *, reads: str = "earlier steps") -> None:
+    """Let all layers read keys and values from a quantised cache: see `READS`."""
+
+    def read(coded: Coding, x: Tensor, queries: int) -> Tensor:
+        earlier = x.shape[2] - queries
+        if reads == "everything" or (reads == "all in later steps" and earlier):
+            return coded(x)
+        return torch.cat((coded(x[:, :, :earlier]), x[:, :, earlier:]), 2)
+
+    def kernel(
+        inner: Any, attention: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        queries = query.shape[2]
+        return inner(
+            attention, query, read(keys, key, queries), read(values, value, queries), *args, **kwargs
+        )
+
+    for layer in model.model.layers:
+        wrap_kernel(layer.self_attn, kernel)
+
+
+DECLARED = [(name, kernel, reads) for name in WAYS for kernel in ("sdpa", "eager") for reads in READS]
+QUICK = [("fp8-cache", "sdpa", "earlier steps"), ("int8-cache-by-head", "eager", "all in later steps")]
+
+
+@pytest.mark.parametrize("case", cases(DECLARED, quick=QUICK.__contains__, label=", ".join))
+def test_a_cache_that_is_declared_is_aligned_and_one_that_is_not_is_undeclared_precision(
+    case: tuple[str, str, str],
+) -> None:
+    name, kernel, reads = case
+    coded, recipe = WAYS[name]
+    reference, candidate = pair("llama", kernel=kernel)
+    cached(candidate, coded, coded, reads=reads)
+    declared = judge(reference, candidate, generated(), recipe=recipe)
+    assert declared.verdict is Verdict.ALIGNED, str(declared)
+    undeclared = judge(reference, candidate, generated())
+    assert undeclared.verdict is Verdict.UNDECLARED_PRECISION, str(undeclared)
+    assert {finding.recipe for finding in undeclared.findings} == {name}
+
+
+SCALED = [(name, of) for name in WAYS for of in ("keys", "values")]
+
+
+@pytest.mark.parametrize("case", cases(SCALED, quick=("fp8-cache", "keys").__eq__, label=" of ".join))
+def test_a_wrong_scale_of_a_declared_cache_is_named_in_the_steps_that_read_by_it(
+    case: tuple[str, str],
+) -> None:
+    name, of = case
+    coded, recipe = WAYS[name]
+    reference, candidate = pair("llama", kernel="sdpa")
+
+    def wrong(x: Tensor) -> Tensor:
+        return coded(x, read_by=WRONG)
+
+    cached(candidate, wrong if of == "keys" else coded, wrong if of == "values" else coded)
+    result = judge(reference, candidate, generated(prompt=PROMPT), recipe=recipe)
+    assert result.verdict is Verdict.DIVERGENT
+    found = result.findings[0]
+    assert found.check is Check.WIRING
+    assert (found.module, found.into) == ("model.layers.0.self_attn", "model.layers.0.self_attn.o_proj")
+    assert found.step is not None
+    assert found.step.number > 1
+    assert min(found.where["tokens"]) >= PROMPT
+
+
+def test_codes_that_are_read_in_another_format_are_found_where_the_cache_is_declared() -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    cached(candidate, fp8_as_fnuz, fp8)
+    found = judge(reference, candidate, generated(), recipe=FP8).findings[0]
+    assert (found.module, found.into) == ("model.layers.0.self_attn", "model.layers.0.self_attn.o_proj")
+    assert found.verdict is Verdict.DIVERGENT
+    # The exponents of the two formats are 1 apart.
+    assert found.signature is not None
+    assert found.signature.kind == "cache_scale"
+    assert found.signature.parameters["factor_of_keys"] == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_cache_that_is_declared_and_is_not_quantised_is_not_what_was_declared() -> None:
+    result = judge(*pair("llama", kernel="sdpa"), generated(), recipe=INT8_BY_HEAD)
+    assert result.verdict is Verdict.UNDECLARED_PRECISION
+    assert {finding.recipe for finding in result.findings} == {"eager"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "int3"}, r"cache='int3'\): legal are float8_e4m3fn, .*, int8, storage"),
+        ({"cache_scale": 0.5}, r"cache_scale='0.5'\): nothing is read by it: give cache="),
+        ({"cache": "int8", "cache_scale": 0.0}, r"cache_scale='0.0'\): it must be a positive number"),
+    ],
+)
+def test_a_cache_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Recipe(name="mine", **options)
