@@ -25,6 +25,7 @@ from validator.checks.findings import Check, Evidence, Finding, Judgement, Outco
 from validator.checks.parameters import check_parameters
 from validator.checks.propagation import Propagation
 from validator.checks.replicas import check_replicas
+from validator.checks.requantised import with_own_scales
 from validator.checks.views import merge_views
 from validator.comparing.comparison import judge_trace
 from validator.comparing.findings import open_questions, passed_over, thin_notes, thin_reasons
@@ -162,6 +163,7 @@ def outcome_of_thin(
             f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
             "the other; were both run on the same inputs, in the same way?"
         )
+    trace = with_own_scales(reference, trace)
     parameters = [check_parameters(reference=reference, trace=trace, view=view) for view in trace.views]
     found = merge_views([one[1] for one in parameters], trace.views, ())
     judgements = merge_views([one[0] for one in parameters], trace.views, ())

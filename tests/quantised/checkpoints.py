@@ -20,27 +20,33 @@ LAYERS = 2
 LEFT_DENSE = "down_proj"  # so that only some layers are quantised
 
 
-def config() -> Any:
-    return transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 
 
 def inputs() -> dict[str, Tensor]:
     return {"input_ids": torch.arange(24).view(1, 24) * 5 % 64}
 
 
-def write(folder: Path, fmt: str) -> Path:
-    """Write a random bfloat16 model whose linear layers, but for `LEFT_DENSE` and the head, are quantised."""
+def write(folder: Path, fmt: str, **changes: int) -> Path:
+    """Write a random bfloat16 model whose linear layers, but for `LEFT_DENSE` and the head, are quantised.
+
+    Args:
+        folder: where.
+        fmt: one of `FORMATS`, or `"packed-int8"`.
+        **changes: of `SIZES`.
+    """
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config()).to(torch.bfloat16)
+    config = transformers.LlamaConfig(**{**SIZES, **changes})
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -71,11 +77,13 @@ def encode(weight_NK: Tensor, fmt: str) -> dict[str, Tensor]:
     groups = weight_NK.unflatten(1, (-1, GROUP))
     low, high = groups.amin(-1), groups.amax(-1)
     shape = torch.tensor([rows, columns])
-    if fmt == "int4":
-        scale = (groups.abs().amax(-1) / 7).to(torch.bfloat16)
-        codes = (groups / scale.float()[..., None]).round().clamp(-8, 7).to(torch.int32) + 8
+    if fmt in ("int4", "packed-int8"):
+        bits = 4 if fmt == "int4" else 8
+        half = 2 ** (bits - 1)
+        scale = (groups.abs().amax(-1) / (half - 1)).to(torch.bfloat16)
+        codes = (groups / scale.float()[..., None]).round().clamp(-half, half - 1).to(torch.int32) + half
         return {
-            "weight_packed": _packed(codes.reshape(rows, columns)),
+            "weight_packed": _packed(codes.reshape(rows, columns), bits),
             "weight_scale": scale,
             "weight_shape": shape,
         }
@@ -106,6 +114,9 @@ class CodedLinear(nn.Module):
             return own["weight"].float() * scale
         if self._format == "int8":
             return own["weight"].float() * own["weight_scale"].float()
+        if self._format == "packed-int8":
+            codes = _unpacked(own["weight_packed"], 8) - 128
+            return codes.float() * own["weight_scale"].float().repeat_interleave(GROUP, 1)
         codes = _unpacked(own["weight_packed"]) - 8
         zero: Tensor | int = 0
         if "weight_zero_point" in own:
@@ -120,7 +131,9 @@ def port(folder: Path, fmt: str) -> nn.Module:
     """Return a bfloat16 model that computes with the codes of a checkpoint."""
     from safetensors.torch import load_file
 
-    model = transformers.LlamaForCausalLM(config()).to(torch.bfloat16)
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     tensors = load_file(folder / "model.safetensors")
     for name, module in list(model.named_modules()):
         if _is_quantised(name, module):
@@ -137,15 +150,16 @@ def _is_quantised(name: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and "layers" in name and not name.endswith(LEFT_DENSE)
 
 
-def _packed(codes: Tensor) -> Tensor:
-    """Pack eight 4-bit codes to a word, the first in the lowest bits."""
-    words = codes.unflatten(-1, (-1, 8)).to(torch.int64) << (4 * torch.arange(8))
+def _packed(codes: Tensor, bits: int = 4) -> Tensor:
+    """Pack codes to words of 32 bits, the first in the lowest bits."""
+    words = codes.unflatten(-1, (-1, 32 // bits)).to(torch.int64) << (bits * torch.arange(32 // bits))
     total = words.sum(-1)
     return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32)
 
 
-def _unpacked(words: Tensor) -> Tensor:
-    return ((words.unsqueeze(-1) >> (4 * torch.arange(8, dtype=torch.int32))) & 0xF).flatten(-2)
+def _unpacked(words: Tensor, bits: int = 4) -> Tensor:
+    places = bits * torch.arange(32 // bits, dtype=torch.int32)
+    return ((words.unsqueeze(-1) >> places) & (2**bits - 1)).flatten(-2)
 
 
 def _described(fmt: str) -> dict[str, Any]:
@@ -157,8 +171,9 @@ def _described(fmt: str) -> dict[str, Any]:
         }
     weights: dict[str, Any] = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
     if fmt != "int8":
-        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
-        weights["symmetric"] = fmt == "int4"
+        bits = 8 if fmt == "packed-int8" else 4
+        weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP}
+        weights["symmetric"] = fmt != "int4-asymmetric"
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized" if fmt == "int8" else "pack-quantized",

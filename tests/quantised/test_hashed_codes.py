@@ -107,13 +107,27 @@ def test_scales_of_an_unknown_layout_leave_a_weight_unchecked(
     assert "the format of model.layers.1.self_attn.o_proj.weight is not known" in left["why"]
 
 
+def test_hashed_codes_that_two_scales_fit_are_unchecked(tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint", "fp8")
+    candidate = port(folder, "fp8")
+    rows = nn.Parameter(torch.ones(64, 1), requires_grad=False)
+    candidate.get_submodule(MODULE).register_parameter("weight_scale", rows)
+    capture = hashed(candidate, tmp_path / "candidate.h5")
+    result = validator.check(reference=streamed(folder), candidate=capture, inputs=inputs())
+    assert result.verdict == "aligned", str(result)
+    (left,) = result.to_json()["checked"]["unchecked"]
+    assert left["module"] == MODULE
+    assert "don't tell by which of two scales they are read" in left["why"]
+
+
 def test_a_library_that_is_missing_leaves_weights_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "checkpoint", "int8")
     capture = hashed(port(folder, "int8"), tmp_path / "candidate.h5", limit_bytes=1 << 20)
     monkeypatch.setitem(formats._HOMES, "int8", "no_such_library")
-    weight = with_values(open_capture(capture).rank(0)).parameters[f"{MODULE}.weight"]
+    (read,) = with_values([open_capture(capture).rank(0)])
+    weight = read.parameters[f"{MODULE}.weight"]
     with pytest.raises(CaptureError, match=r"need the library that defines their format .*pip install"):
         weight.ref.read()
 

@@ -14,17 +14,25 @@ from validator.numerics.recipes import Recipe
 from validator.streaming.models import streamed
 
 MODULE = "model.layers.1.mlp.up_proj"
-WAYS = [("fp8", "float8_e4m3fn"), ("int4", "int8")]
+WAYS = [("fp8", "float8_e4m3fn", False), ("int4", "int8", False), ("fp8", "float8_e4m3fn", True)]
 
 
-def requantised(folder: Path, fmt: str, into: str) -> nn.Module:
-    """Return a port whose weights were dequantised to bfloat16, and then quantised with one scale a row."""
+def requantised(folder: Path, fmt: str, into: str, *, keeps_scale: bool = False) -> nn.Module:
+    """Return a port whose weights were dequantised to bfloat16, and then quantised with one scale a row.
+
+    Args:
+        folder: the checkpoint.
+        fmt: its format.
+        into: the port's.
+        keeps_scale: whether the checkpoint's scale of blocks stays beside that of rows.
+    """
     candidate = port(folder, fmt)
     for module in candidate.modules():
         if isinstance(module, CodedLinear):
             values = module.values().to(torch.bfloat16).float()
+            left = {"weight_scale_inv": module.weight_scale_inv} if keeps_scale else {}
             module._parameters.clear()
-            for name, part in coded_by_row(values, into).items():
+            for name, part in (coded_by_row(values, into) | left).items():
                 module.register_parameter(name, nn.Parameter(part, requires_grad=False))
             module._format = "int8"  # a code times its row's scale
     return candidate
@@ -37,10 +45,12 @@ def coded_by_row(weight_NK: Tensor, into: str) -> dict[str, Tensor]:
     return {"weight": (weight_NK / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
 
 
-@pytest.mark.parametrize(("fmt", "into"), WAYS)
-def test_weights_that_are_quantised_anew_must_be_declared(tmp_path: Path, fmt: str, into: str) -> None:
+@pytest.mark.parametrize(("fmt", "into", "keeps_scale"), WAYS, ids=["fp8", "int4", "fp8-both-scales"])
+def test_weights_that_are_quantised_anew_must_be_declared(
+    tmp_path: Path, fmt: str, into: str, keeps_scale: bool
+) -> None:
     folder = write(tmp_path, fmt)
-    reference, candidate = streamed(folder), requantised(folder, fmt, into)
+    reference, candidate = streamed(folder), requantised(folder, fmt, into, keeps_scale=keeps_scale)
     recipe = Recipe(name="requantised", inner="storage", requantised=into)
     declared = validator.check(reference=reference, candidate=candidate, inputs=inputs(), recipe=recipe)
     assert declared.verdict == "aligned", str(declared)
@@ -65,6 +75,28 @@ def test_a_wrong_scale_is_found_where_weights_are_quantised_anew(tmp_path: Path)
     first = result.first_divergence
     assert first is not None
     assert (first.check, first.path) == ("parameter", "weight")
+
+
+def test_a_port_that_multiplies_by_the_scale_that_was_left_is_divergent(tmp_path: Path) -> None:
+    folder = write(tmp_path, "fp8")
+    candidate = requantised(folder, "fp8", "float8_e4m3fn", keeps_scale=True)
+    module = candidate.get_submodule(MODULE)
+    assert isinstance(module, CodedLinear)
+    module._format = "fp8"
+    recipe = Recipe(name="requantised", inner="storage", requantised="float8_e4m3fn")
+    result = validator.check(reference=streamed(folder), candidate=candidate, inputs=inputs(), recipe=recipe)
+    assert result.verdict == "divergent"
+    assert {(f["module"], f["check"]) for f in result.to_json()["findings"]} == {(MODULE, "function")}
+
+
+def test_a_second_scale_that_the_codes_do_not_belong_to_changes_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path, "int8")
+    candidate = port(folder, "int8")
+    scale = candidate.get_parameter(f"{MODULE}.weight_scale")
+    inverted = nn.Parameter(scale.float().reciprocal(), requires_grad=False)
+    candidate.get_submodule(MODULE).register_parameter("weight_scale_inv", inverted)
+    result = validator.check(reference=streamed(folder), candidate=candidate, inputs=inputs())
+    assert result.verdict == "aligned", str(result)
 
 
 def test_a_scale_that_is_off_by_less_than_a_step_is_no_other_format(tmp_path: Path) -> None:

@@ -138,9 +138,7 @@ class Pairing:
         """
         wanted = tuple(dict.fromkeys(modules))
         weights = None if self.recipe is None or self.recipe.weights == "storage" else self.recipe.weights
-        captured = replace(
-            captured, ranks=tuple(with_values(rank, weights=weights) for rank in captured.ranks)
-        )
+        captured = replace(captured, ranks=with_values(captured.ranks, weights=weights))
         why = ""
         try:
             made = self._captured(captured, wanted, noise)

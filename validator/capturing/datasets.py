@@ -1,6 +1,7 @@
 """The datasets of a capture file that is being written: tables, edges and their elements.
 
-Each keeps what is added until `write`, and says beforehand how much room on the disk that can take.
+Each keeps what is added until `write`, and says beforehand how much room on the disk that can take. Between
+two writes it may be released, so that the file can be closed; the next write opens it again.
 """
 
 import json
@@ -30,8 +31,8 @@ class Table:
 
     def __init__(self, file: h5py.File, name: str, dtype: np.dtype) -> None:
         self.pending: list[tuple[Any, ...]] = []
-        self._dtype = dtype
-        self._dataset = file.create_dataset(
+        self._name, self._dtype = name, dtype
+        self._dataset: h5py.Dataset | None = file.create_dataset(
             name, shape=(0,), maxshape=(None,), chunks=(_TABLE_CHUNK,), dtype=dtype, track_times=False
         )
 
@@ -40,14 +41,20 @@ class Table:
         texts = sum(len(x) + 32 for row in self.pending for x in row if isinstance(x, str))
         return 2 * texts + (len(self.pending) + _TABLE_CHUNK) * self._dtype.itemsize + 4096
 
-    def write(self) -> None:
+    def write(self, file: h5py.File) -> None:
         """Append what was added."""
         if not self.pending:
             return
+        if self._dataset is None:
+            self._dataset = file[self._name]
         start = self._dataset.shape[0]
         self._dataset.resize((start + len(self.pending),))
         self._dataset[start:] = np.array(self.pending, dtype=self._dtype)
         self.pending.clear()
+
+    def release(self) -> None:
+        """Let go of the dataset until the next write."""
+        self._dataset = None
 
 
 class Edge:
@@ -63,6 +70,7 @@ class Edge:
             del described["mesh"]["ranks"]
         self._attributes = {"dtype": dtype, **{k: json.dumps(v) for k, v in described.items()}}
         self._dataset: h5d.DatasetID | None = None
+        self._is_made = False
         self._rows = 0
         self._mirrors = True
         self._mirrored: Source | None = None
@@ -92,22 +100,29 @@ class Edge:
 
     def room_bytes(self) -> int:
         """Return at most how much the file grows when this is written."""
-        new = 16 << 10 if self._dataset is None else 0
+        new = 0 if self._is_made else 16 << 10
         rows = (len(self.pending) + _INDEX_CHUNK) * INDEX_DTYPE.itemsize
         return new + rows + 4096 + 40 * len(self.row_hashes)
 
     def write(self, file: h5py.File) -> None:
         """Append what was added."""
-        if self._dataset is None:
+        if not self._is_made:
             group = file.require_group(self.path)
             for name, value in self._attributes.items():
                 group.attrs[name] = value
             self._dataset = _create(group, INDEX, h5t.py_create(INDEX_DTYPE), _INDEX_CHUNK)
             if self.row_hashes:
                 group.create_dataset(ROW_HASHES, data=np.array(self.row_hashes, "S32"), track_times=False)
+            self._is_made = True
+        if self._dataset is None:
+            self._dataset = h5d.open(file.id, f"{self.path}/{INDEX}".encode())
         rows = np.array(self.pending, dtype=INDEX_DTYPE)
         _append(self._dataset, self._dataset.shape[0], rows, len(rows), h5t.py_create(INDEX_DTYPE))
         self.pending.clear()
+
+    def release(self) -> None:
+        """Let go of the dataset until the next write."""
+        self._dataset = None
 
     def link(self, file: h5py.File) -> None:
         """Show the elements here too, where all of them are those of one other edge."""
@@ -130,6 +145,7 @@ class Source:
         self._large = large
         self._length = 0
         self._dataset: h5d.DatasetID | None = None
+        self._is_made = False
         elements = max(1, size_bytes // self._itemsize)
         if large:
             # Chunks of equal size that the first value fills.
@@ -157,16 +173,24 @@ class Source:
 
     def write(self, file: h5py.File) -> None:
         """Append what was added."""
-        if self._dataset is None:
+        if not self._is_made:
             group, name = self.path.rsplit("/", 1)
             self._dataset = _create(file[group], name, self._type, self._chunk, compress=self._large)
             h5py.Dataset(self._dataset).attrs["dtype"] = self._dtype
+            self._is_made = True
+        if self._dataset is None:
+            access = _access(self._chunk * self._itemsize, compress=self._large)
+            self._dataset = h5d.open(file.id, self.path.encode(), access)
         pieces = self.pending
         if not self._large:
             pieces = [(pieces[0][0], np.concatenate([data for _, data in pieces]))]
         for offset, data in pieces:
             _append(self._dataset, offset, data, data.size // self._itemsize, self._type)
         self.pending.clear()
+
+    def release(self) -> None:
+        """Let go of the dataset until the next write."""
+        self._dataset = None
 
 
 def _create(
@@ -179,11 +203,16 @@ def _create(
         creation.set_filter(
             _COMPRESSION["compression"], h5z.FLAG_MANDATORY, tuple(_COMPRESSION["compression_opts"])
         )
-    access = h5p.create(h5p.DATASET_ACCESS)
-    # A chunk that is compressed goes straight to the file, a small one waits for its neighbours.
-    access.set_chunk_cache(13, 0 if compress else chunk * htype.get_size(), 1.0)
+    access = _access(chunk * htype.get_size(), compress=compress)
     space = h5s.create_simple((0,), (h5s.UNLIMITED,))
     return h5d.create(group.id, name.encode(), htype, space, creation, dapl=access)
+
+
+def _access(chunk_bytes: int, *, compress: bool) -> h5p.PropDAID:
+    access = h5p.create(h5p.DATASET_ACCESS)
+    # A chunk that is compressed goes straight to the file, a small one waits for its neighbours.
+    access.set_chunk_cache(13, 0 if compress else chunk_bytes, 1.0)
+    return access
 
 
 def _append(dataset: h5d.DatasetID, offset: int, data: np.ndarray, count: int, htype: h5t.TypeID) -> None:

@@ -8,10 +8,12 @@ whatever is broken ends in a `CaptureError`.
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import h5py
 import numpy as np
@@ -29,6 +31,13 @@ from .schema import FORMAT
 __all__ = ["CaptureSource", "StoredValue", "damage_explained", "opened"]
 
 _MAX_CHUNK_BYTES = 64 << 20
+_KEPT_OPEN = 256
+"""So many datasets, and so many groups, stay open: HDF5 holds some 35 KB of memory for each."""
+
+_METADATA_BYTES = 512 << 10
+"""So many bytes of metadata are cached: in memory they are ten times as large."""
+
+_Opened = TypeVar("_Opened")
 _BROKEN = (
     ArithmeticError,
     AttributeError,
@@ -73,14 +82,15 @@ class CaptureSource:
             self.capture_id = str(attributes.get("capture_id", ""))
             self.complete = bool(attributes["complete"])
             self.failure = bytes(attributes["failure"]).decode(errors="replace")
-        self._values: dict[str, tuple[h5py.Dataset, bool]] = {}
+        self._values: OrderedDict[str, tuple[h5py.Dataset, bool]] = OrderedDict()
         # Kept: h5py's proxy of a group's links does not keep the group open.
-        self._groups: dict[str, h5g.GroupID] = {"": h5g.open(self._file.id, b"/")}
+        self._root = h5g.open(self._file.id, b"/")
+        self._groups: OrderedDict[str, h5g.GroupID] = OrderedDict()
 
     def has(self, path: str) -> bool:
         """Say whether there is something at `path`."""
         parent, _, name = path.rpartition("/")
-        if parent not in self._groups and not self.has(parent):
+        if parent and parent not in self._groups and not self.has(parent):
             return False
         with damage_explained(self.path):
             return bool(self._group(parent).links.exists(name.encode()))
@@ -138,9 +148,7 @@ class CaptureSource:
             return data
 
     def _opened_values(self, path: str, dtype: str) -> tuple[h5py.Dataset, bool]:
-        if path not in self._values:
-            self._values[path] = self._open_values(path, dtype)
-        return self._values[path]
+        return _kept(self._values, path, lambda: self._open_values(path, dtype))
 
     def _open_values(self, path: str, dtype: str) -> tuple[h5py.Dataset, bool]:
         dataset = h5py.Dataset(self._dataset(path))
@@ -167,13 +175,14 @@ class CaptureSource:
         return dataset
 
     def _group(self, path: str) -> h5g.GroupID:
-        if path not in self._groups:
-            parent, _, name = path.rpartition("/")
-            group = self._opened(self._group(parent), name, path)
-            if not isinstance(group, h5g.GroupID):
-                raise ValueError(f"{path!r} leads through a dataset")
-            self._groups[path] = group
-        return self._groups[path]
+        return _kept(self._groups, path, lambda: self._open_group(path)) if path else self._root
+
+    def _open_group(self, path: str) -> h5g.GroupID:
+        parent, _, name = path.rpartition("/")
+        group = self._opened(self._group(parent), name, path)
+        if not isinstance(group, h5g.GroupID):
+            raise ValueError(f"{path!r} leads through a dataset")
+        return group
 
     def _opened(self, group: h5g.GroupID, name: str, path: str) -> h5g.GroupID | h5d.DatasetID:
         link = name.encode()
@@ -260,6 +269,16 @@ def damage_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _kept(opened: OrderedDict[str, _Opened], path: str, open_it: Callable[[], _Opened]) -> _Opened:
+    """Return what is open, or open it and let go of what was used longest ago."""
+    if path not in opened:
+        opened[path] = open_it()
+        while len(opened) > _KEPT_OPEN:
+            opened.popitem(last=False)
+    opened.move_to_end(path)
+    return opened[path]
+
+
 @functools.cache
 def _table_types(dtype: np.dtype) -> tuple[h5t.TypeID, h5t.TypeID]:
     """Return the types of a table's rows in the file and in memory, where texts are Python's."""
@@ -269,10 +288,15 @@ def _table_types(dtype: np.dtype) -> tuple[h5t.TypeID, h5t.TypeID]:
 def _open(path: Path) -> h5py.File:
     # Chunks are read once: keeping them would take megabytes of memory for every dataset.
     try:
-        return h5py.File(path, "r", rdcc_nbytes=0)
+        file = h5py.File(path, "r", rdcc_nbytes=0)
     except BlockingIOError:
         # Whoever is writing it holds the lock.
-        return h5py.File(path, "r", rdcc_nbytes=0, locking=False)
+        file = h5py.File(path, "r", rdcc_nbytes=0, locking=False)
+    config = file.id.get_mdc_config()
+    config.set_initial_size, config.initial_size = True, _METADATA_BYTES
+    config.min_size = config.max_size = _METADATA_BYTES
+    file.id.set_mdc_config(config)
+    return file
 
 
 @functools.lru_cache(maxsize=64)

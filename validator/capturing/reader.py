@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from validator.displayed import Displayed
 from validator.errors import CaptureError, IncompleteCaptureError
 
 from .files import CaptureSource, damage_explained
@@ -18,7 +19,7 @@ __all__ = ["Capture", "open_capture"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
+class Capture(Displayed):
     """A capture on the disk.
 
     Attributes:

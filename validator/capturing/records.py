@@ -254,12 +254,14 @@ class Parameter:
         ref: values; above the size limit `ref.read` raises `CaptureError` and `row_hashes` stands in.
         row_hashes: `[rows]` hex BLAKE2b-128 of each row along dim 0 (of each whole tensor below 2 dims), or
             None where the values are stored. Of codes see `quantised.rows`.
+        has_two_scales: of quantised ones, whether two scales fit the codes; `ref` takes the first.
     """
 
     name: str
     kind: str
     ref: TensorRef
     row_hashes: tuple[str, ...] | None = None
+    has_two_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

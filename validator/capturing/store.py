@@ -4,7 +4,8 @@ What is added stays in memory until `commit`, which appends it and flushes. A ki
 came after its last commit, hardly ever what came before, because between two commits nothing that the
 file's directory of chunks refers to is moved or overwritten:
 
-- HDF5's metadata cache evicts nothing, so metadata reaches the file in the flush alone;
+- HDF5's metadata cache evicts nothing, so metadata reaches the file in the flush alone, and the file is
+  closed and opened again after a commit once the cache holds many edges;
 - a compressed chunk is written once: each large value starts at a chunk of its own;
 - room is asked of the disk before HDF5 is touched, so a full disk leaves the last commit as it was.
 """
@@ -45,6 +46,10 @@ _SLACK_BYTES = 1 << 20
 _LINK_BYTES = 512
 _REMEMBERED = 1 << 17
 _FAILURE_BYTES = 512
+_CACHED_EDGES = 256
+"""After so many new edges the file is opened anew."""
+_EDGE_BYTES = 140 << 10
+"""What HDF5 holds in memory of an edge, its index and its elements."""
 
 
 class CaptureFile:
@@ -72,6 +77,7 @@ class CaptureFile:
         self.pending_bytes = 0
         self.committed_values = 0
         self._added_values = 0
+        self._cached_edges = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             self._create(rank, world_size, capture_id)
@@ -150,8 +156,10 @@ class CaptureFile:
             for source in sources:
                 source.write(self._file)
             for table in self._tables.values():
-                table.write()
+                table.write(self._file)
             self._flush()
+            if len(self._edges) - self._cached_edges >= _CACHED_EDGES:
+                self._open_anew()
         except OSError as error:
             raise CaptureError(self._failed(error)) from error
         self.pending_bytes = 0
@@ -215,10 +223,21 @@ class CaptureFile:
         attributes.create("failure", b"", dtype=f"S{_FAILURE_BYTES}")
         self._flush()
 
+    def _open_anew(self) -> None:
+        """Give back the memory that HDF5 holds for what was written."""
+        parts: list[Edge | Source | Table] = [*self._edges.values(), *self._sources, *self._tables.values()]
+        for part in parts:
+            part.release()
+        self._file.close()
+        self._file = h5py.File(self.path, "r+", libver="earliest", locking=False)
+        _keep_metadata(self._file)
+        self._cached_edges = len(self._edges)
+
     def _edge(self, path: str, dtype: str, layout: Layout) -> Edge:
         edge = self._edges.get(path)
         if edge is None:
             edge = self._edges[path] = Edge(path, dtype, layout)
+            self.pending_bytes += _EDGE_BYTES
         return edge
 
     def _new_source(self, edge: Edge, dtype: str, size_bytes: int) -> Source:

@@ -5,9 +5,11 @@ deeper it is, the wider is that band, and in the end it explains everything. So 
 fault in turn, and the rules are asked what they say of such a candidate (NUMERICS section 5, point 5). A
 region where a gross fault would pass proves nothing, and is too deep.
 
-The gross fault is that half of a module's channels are missing: the least that a lost shard, a missing head
-or a sum over ranks that was left out takes away. The slight one makes the same channels 1% too large. It is
-half of them, since a norm that follows takes a common factor back.
+The gross fault is that half of a module's channels are missing, the slight one makes the same channels 1% too
+large. It is some of them and not all, since a norm that follows takes a common factor back. Both sizes are
+chosen and not derived; half is what one of two ranks holds. A region that is not too deep would have shown
+such a loss in each of its modules. A smaller one, of one of eight ranks or of a single head, is not tried and
+may go unseen in a region that is aligned: smaller regions show smaller losses.
 
 A candidate with the gross fault is a noisy run of the reference's code under the loosest recipe that is
 allowed: where noise fills everything, a fault changes which noise there is, and not how much. One with the

@@ -6,19 +6,21 @@ that, what the module computes is judged with the weight that the candidate has.
 Shape legend: * = the weight's shape.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from validator.align.traces import Edge, Trace, View
+from validator.align.traces import Edge, LogicalTensor, Trace, View
 from validator.checks.shadow import widened
 from validator.errors import ValidatorError
 from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.rounding import round_nearest
-from validator.quantised.captures import reading_steps
+from validator.quantised.reading import reading_other_scales, reading_steps
 
-__all__ = ["Requantised", "is_taken", "oracle_weight", "requantised", "told"]
+__all__ = ["Requantised", "is_taken", "oracle_weight", "requantised", "told", "with_own_scales"]
 
 ROUNDED = 2 * FORMATS["bfloat16"].unit_roundoff
 """Of each weight: as far may two roundings to bfloat16 move it before it is rounded to a code, that of the
@@ -81,6 +83,25 @@ def requantised(reference: Tensor, edge: Edge, view: View) -> Requantised | None
     )
 
 
+def with_own_scales(reference: nn.Module, trace: Trace) -> Trace:
+    """Read each weight whose codes two scales fit by the one that brings it nearer to the reference.
+
+    A loader that quantises anew may leave the checkpoint's scale where it was, under another name than that
+    of its own. Whether the candidate computes with the one that is taken here is for other checks to say.
+
+    Args:
+        reference: the trusted model.
+        trace: the candidate's run.
+    """
+    tensors: dict[str, Tensor] = dict(reference.named_parameters(remove_duplicate=False))
+    own = {
+        name: _with_own_scales(tensors[name], edge, trace.views[0])
+        for name, edge in trace.parameters.items()
+        if edge.has_two_scales and name in tensors and edge.shape == tuple(tensors[name].shape)
+    }
+    return replace(trace, parameters={**trace.parameters, **own}) if own else trace
+
+
 def oracle_weight(reference: Tensor, name: str, trace: Trace, view: View, dtype: torch.dtype) -> Tensor:
     """Return `[*]` float64: the weight that the oracle computes with, in the format that the candidate has.
 
@@ -121,3 +142,22 @@ def told(module: str, leaf: str, own: Requantised, declared: str | None) -> str:
         f"explains (root mean square {own.loss:.1e} of the reference's). If the device does that at load, "
         f"declare it: Recipe(requantised={own.fmt!r}, ...)"
     )
+
+
+def _with_own_scales(reference: Tensor, edge: Edge, view: View) -> Edge:
+    other = replace(edge, read=partial(_read_by_other_scales, edge), stream=None)
+    wanted = widened(reference)
+    try:
+        distances = [
+            float(torch.linalg.vector_norm(held.read(view).data.to(torch.float64) - wanted))
+            for held in (edge, other)
+        ]
+    except ValidatorError:
+        return edge
+    first, second = (math.inf if math.isnan(distance) else distance for distance in distances)
+    return edge if first <= second else other
+
+
+def _read_by_other_scales(edge: Edge, view: View) -> LogicalTensor:
+    with reading_other_scales():
+        return edge.read(view)

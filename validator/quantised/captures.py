@@ -9,9 +9,7 @@ Shape legend: N = rows, K = columns, G = groups of columns, E = experts.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import NoReturn
@@ -22,75 +20,54 @@ from validator.capturing.records import Parameter, Placement, RankCapture, Tenso
 from validator.errors import CaptureError
 from validator.quantised.formats import (
     QuantisedWeight,
-    dequantised,
-    format_name,
-    half_steps,
     obstacle,
     quantised_weights,
     values_shape,
 )
+from validator.quantised.packing import PackedCodes, column_parts
+from validator.quantised.reading import read_values
 from validator.quantised.rows import PartRows, coded_rows, rows_of, unknown_rows
 
-__all__ = ["Steps", "reading_steps", "with_values"]
+__all__ = ["with_values"]
+
+_UNDECIDED = "the ranks' parts may have codes of 4 bits, or codes of 8 bits of some of the columns"
 
 _MXFP4_DIMS = (0, 2, 1)
 """Where the dims `[E, N, G]` of MXFP4's blocks are in the values `[E, K, N]`."""
 
 
-@dataclass(slots=True)
-class Steps:
-    """What is read while `reading_steps`.
-
-    Attributes:
-        formats: of the codes of the quantised weights that were read.
-        is_half: whether half the distance to the next code is read in place of the value.
-    """
-
-    formats: list[str] = field(default_factory=list)
-    is_half: bool = True
-
-
-_STEPS: ContextVar[Steps | None] = ContextVar("steps", default=None)
-
-
-@contextmanager
-def reading_steps() -> Iterator[Steps]:
-    """Read other numbers of quantised weights than the values that enter products, all in float32.
-
-    They are read wherever values would be, through whatever puts them together. What is no quantised weight
-    is read as ever, and adds to no `formats`.
-    """
-    steps = Steps()
-    token = _STEPS.set(steps)
-    try:
-        yield steps
-    finally:
-        _STEPS.reset(token)
-
-
-def with_values(capture: RankCapture, *, weights: str | None = None) -> RankCapture:
+def with_values(captures: Sequence[RankCapture], *, weights: str | None = None) -> tuple[RankCapture, ...]:
     """Replace the parts of each quantised weight by its values.
 
     Args:
-        capture: one rank's.
+        captures: every rank's.
         weights: format in which the values enter products; None for the one that most of the rank's other
             parameters have, which kernels for weights in narrow integers dequantise to.
 
     Returns:
-        The capture itself where nothing is quantised. Where only hashes of some part are stored the weight
-        has hashes as `rows.coded_rows` makes them. Reading a weight that can't be dequantised raises a
+        The captures, each itself where nothing is quantised. Where only hashes of some part are stored the
+        weight has hashes as `rows.coded_rows` makes them. Reading a weight that can't be dequantised raises a
         `CaptureError` that says why.
     """
-    found = {weight.parts["codes"]: weight for weight in _found(capture)}
-    if not found:
-        return capture
+    found = [tuple(_found(capture)) for capture in captures]
+    split = column_parts(_packed(captures, found))
+    return tuple(
+        _with_values(capture, own, split, weights) if own else capture
+        for capture, own in zip(captures, found, strict=True)
+    )
+
+
+def _with_values(
+    capture: RankCapture, own: Sequence[QuantisedWeight], split: Mapping[str, int], weights: str | None
+) -> RankCapture:
+    found = {weight.parts["codes"]: weight for weight in own}
     parts = {name for weight in found.values() if weight.kind != "unknown" for name in weight.parts.values()}
     parts |= set(found)
     dtype = weights or _usual(p for name, p in capture.parameters.items() if name not in parts)
     parameters: dict[str, Parameter] = {}
     for name, parameter in capture.parameters.items():
         if name in found:
-            made = _made(found[name], capture.parameters, dtype)
+            made = _made(found[name], capture.parameters, split.get(found[name].name, 1), dtype)
             parameters[made.name] = made
         elif name not in parts:
             parameters[name] = parameter
@@ -120,15 +97,44 @@ def _usual(parameters: Iterator[Parameter]) -> str:
     return floating.most_common(1)[0][0] if floating else "float32"
 
 
-def _made(weight: QuantisedWeight, parameters: Mapping[str, Parameter], dtype: str) -> Parameter:
-    """Return a weight's values as a parameter, or the hashes of its rows, or why there are neither."""
-    sources = {part: parameters[name] for part, name in weight.parts.items()}
+def _packed(
+    captures: Sequence[RankCapture], found: Sequence[Sequence[QuantisedWeight]]
+) -> Mapping[str, PackedCodes]:
+    """Return the packed codes that no DTensor says the place of, by their weight's name."""
+    metas: dict[str, list[TensorMeta]] = {}
+    columns: dict[str, int] = {}
+    for capture, weights in zip(captures, found, strict=True):
+        for weight in weights:
+            if weight.kind == "packed":
+                meta = capture.parameters[weight.parts["codes"]].ref.meta
+                shape = capture.parameters[weight.parts["shape"]].ref.read()
+                if meta.global_shape is None and len(shape) == len(meta.shape) == 2:
+                    metas.setdefault(weight.name, []).append(meta)
+                    columns[weight.name] = int(shape[1])
+    return {
+        name: PackedCodes(
+            words=held[0].shape[1], columns=columns[name], checksums=tuple(meta.checksum for meta in held)
+        )
+        for name, held in metas.items()
+    }
+
+
+def _made(weight: QuantisedWeight, parameters: Mapping[str, Parameter], split: int, dtype: str) -> Parameter:
+    """Return a weight's values as a parameter, or the hashes of its rows, or why there are neither.
+
+    Args:
+        weight: its parts by the names of parameters.
+        parameters: of its rank.
+        split: as `column_parts` has it.
+        dtype: of the values.
+    """
+    sources = _with_fitting_scales(weight, parameters)
     codes = sources["codes"].ref.meta
     shapes: dict[str, Sequence[int]] = {part: p.ref.meta.shape for part, p in sources.items()}
     if "shape" in sources:
-        shapes["shape"] = _local_shape([int(n) for n in sources["shape"].ref.read()], codes)
+        shapes["shape"] = _local_shape([int(n) for n in sources["shape"].ref.read()], codes, split)
     shape = values_shape(weight.kind, shapes)
-    why = obstacle(weight.kind, shapes, weight.parts) or _unlike(sources)
+    why = _UNDECIDED if not split else obstacle(weight.kind, shapes, weight.parts) or _unlike(sources)
     digest = hashlib.blake2b(":".join(p.ref.meta.checksum for p in sources.values()).encode(), digest_size=16)
     meta = TensorMeta(
         dtype=dtype,
@@ -142,19 +148,41 @@ def _made(weight: QuantisedWeight, parameters: Mapping[str, Parameter], dtype: s
     if not why and any(p.row_hashes is not None for p in sources.values()):
         rows = {part: _part_rows(p) for part, p in sources.items() if part != "shape"}
         hashes = coded_rows(weight.kind, {part: known for part, known in rows.items() if known is not None})
-        if hashes is None or None in rows.values() or len(hashes) != shape[0]:
+        if "other_scale" in sources:
+            why = "only hashes of its codes are stored, which don't tell by which of two scales they are read"
+        elif hashes is None or None in rows.values() or len(hashes) != shape[0]:
             why = "only hashes of its codes are stored, and those of its scales don't belong to rows"
         read: Callable[[], torch.Tensor] = partial(
             _raise, f"{weight.name}: only hashes of its codes and scales are stored"
         )
     else:
         tensors = {part: p.ref for part, p in sources.items()}
-        read = partial(_read, weight, tensors, tuple(shapes.get("shape", ())), getattr(torch, dtype))
+        own_shape = tuple(shapes.get("shape", ()))
+        read = partial(read_values, weight.kind, tensors, own_shape, getattr(torch, dtype))
     if why:
         why = f"the format of {weight.name} is not known: {why}" if not hashes else f"{weight.name}: {why}"
         read, hashes = partial(_raise, why), unknown_rows(why, shape[0] if shape else 1)
-    ref = TensorRef(meta=meta, read=read)
-    return Parameter(name=weight.name, kind="quantised", ref=ref, row_hashes=hashes)
+    return Parameter(
+        name=weight.name,
+        kind="quantised",
+        ref=TensorRef(meta=meta, read=read),
+        row_hashes=hashes,
+        has_two_scales="other_scale" in sources,
+    )
+
+
+def _with_fitting_scales(
+    weight: QuantisedWeight, parameters: Mapping[str, Parameter]
+) -> dict[str, Parameter]:
+    """Return a weight's parts, of two scales only the one that fits the codes where the other does not."""
+    sources = {part: parameters[name] for part, name in weight.parts.items()}
+    scales = [part for part in ("scale", "other_scale") if part in sources]
+    shapes = {part: p.ref.meta.shape for part, p in sources.items()}
+    fitting = [part for part in scales if not obstacle(weight.kind, shapes | {"scale": shapes[part]})]
+    if len(scales) < 2 or len(fitting) != 1:
+        return sources
+    own = {part: p for part, p in sources.items() if part not in scales}
+    return own | {"scale": sources[fitting[0]]}
 
 
 def _unlike(sources: Mapping[str, Parameter]) -> str:
@@ -169,14 +197,14 @@ def _unlike(sources: Mapping[str, Parameter]) -> str:
     return ""
 
 
-def _local_shape(whole: list[int], codes: TensorMeta) -> list[int]:
+def _local_shape(whole: list[int], codes: TensorMeta, split: int) -> list[int]:
     """Return `[N, K]` of this rank's part of a weight whose parts all say how large the whole is."""
     if len(whole) != len(codes.shape):
         return whole
     if codes.global_shape is not None:
         sizes = zip(whole, codes.shape, codes.global_shape, strict=True)
         return [size * local // max(full, 1) for size, local, full in sizes]
-    return [codes.shape[0], *whole[1:]]
+    return [codes.shape[0], *(size // max(split, 1) for size in whole[1:])]
 
 
 def _placements(kind: str, codes: TensorMeta) -> tuple[Placement, ...] | None:
@@ -209,16 +237,3 @@ def _part_rows(part: Parameter) -> PartRows | None:
 
 def _raise(why: str) -> NoReturn:
     raise CaptureError(why)
-
-
-def _read(
-    weight: QuantisedWeight, refs: Mapping[str, TensorRef], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    parts = {part: ref.read() for part, ref in refs.items()}
-    if shape:
-        parts["shape"] = torch.tensor(shape)
-    steps = _STEPS.get()
-    if steps is None:
-        return dequantised(weight.kind, parts).to(dtype)
-    steps.formats.append(format_name(weight.kind, parts))
-    return half_steps(weight.kind, parts) if steps.is_half else dequantised(weight.kind, parts)

@@ -7,6 +7,8 @@
 | `P_packed` in int32, `P_scale`, `P_shape`, maybe `P_zero_point` | packed integers | compressed-tensors |
 | `P` in int8 with `P_scale`, maybe `P_zero_point` | int8 | compressed-tensors |
 
+A loader that quantises anew may leave the checkpoint's scale beside its own, under the other name.
+
 Values are in float32, which holds a code of up to 8 bits times a scale of 16 bits. Codes in float8 that have
 no scale are values.
 
@@ -24,6 +26,7 @@ from torch import Tensor
 from validator.errors import UsageError
 from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.ulp import ulp
+from validator.quantised.packing import BITS, WORD_BITS
 
 __all__ = [
     "QuantisedWeight",
@@ -37,7 +40,6 @@ __all__ = [
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 _SCALES = ("_scale_inv", "_scale")
-_WORD_BITS = 32
 _OF_ACTIVATIONS = ("input", "output", "activation", "act_", "q_", "k_", "v_")
 _FP4_ONES, _INT4_ONES, _INT8_ONES = 0x22, -0x66666667, -0x7E7E7E7F
 """Bytes and words in which each code stands for 1; integers are stored with half their range added."""
@@ -51,7 +53,8 @@ class QuantisedWeight:
     Attributes:
         name: of the weight that the parts stand for.
         kind: `"fp8"`, `"mxfp4"`, `"packed"` or `"int8"`; `"unknown"` where no scale is found.
-        parts: names of its parts by what they are, such as `"codes"` and `"scale"`.
+        parts: names of its parts by what they are, such as `"codes"` and `"scale"`; `"other_scale"` where two
+            stand beside the codes, and the names don't tell whose they are.
     """
 
     name: str
@@ -67,7 +70,7 @@ def quantised_weights(dtypes: Mapping[str, str]) -> list[QuantisedWeight]:
     """
     found = []
     for name, dtype in dtypes.items():
-        scale = next((name + suffix for suffix in _SCALES if name + suffix in dtypes), None)
+        scales = [name + suffix for suffix in _SCALES if name + suffix in dtypes]
         if name.endswith("_blocks") and dtype == "uint8":
             weight = name.removesuffix("_blocks")
             parts = {"codes": name, "scale": f"{weight}_scales"}
@@ -76,8 +79,9 @@ def quantised_weights(dtypes: Mapping[str, str]) -> list[QuantisedWeight]:
             weight = name.removesuffix("_packed")
             parts = {"codes": name, "scale": f"{weight}_scale", "shape": f"{weight}_shape"}
             kind = "packed"
-        elif scale is not None and dtype in (*_FLOAT8, "int8"):
-            weight, parts, kind = name, {"codes": name, "scale": scale}, "int8" if dtype == "int8" else "fp8"
+        elif scales and dtype in (*_FLOAT8, "int8"):
+            weight, parts = name, {"codes": name, **dict(zip(("scale", "other_scale"), scales, strict=False))}
+            kind = "int8" if dtype == "int8" else "fp8"
         elif dtype == "int8" or (dtype in _FLOAT8 and _other_scales(dtypes)):
             weight, parts, kind = name, {"codes": name}, "unknown"
         else:
@@ -155,9 +159,9 @@ def _columns(codes: tuple[int, ...], shape: Sequence[int]) -> int:
 def _bits(codes: Sequence[int], shape: Sequence[int]) -> int:
     """Return how many bits a packed code has, or 0 where the shapes don't say."""
     columns = _columns(tuple(codes), shape)
-    bits = codes[-1] * _WORD_BITS // columns if columns else 0
+    bits = codes[-1] * WORD_BITS // columns if columns else 0
     is_whole = len(shape) == 2 and int(shape[0]) == codes[0]
-    return bits if is_whole and bits in (4, 8) and codes[-1] * _WORD_BITS == bits * columns else 0
+    return bits if is_whole and bits in BITS and codes[-1] * WORD_BITS == bits * columns else 0
 
 
 def dequantised(kind: str, parts: Mapping[str, Tensor]) -> Tensor:

@@ -6,8 +6,9 @@ towards the size of the whole model.
 """
 
 import ctypes
+from collections.abc import Callable
 
-__all__ = ["return_large_blocks"]
+__all__ = ["return_free_memory", "return_large_blocks"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's malloc.h
 _LARGE_BYTES = 256 << 10
@@ -19,9 +20,25 @@ def return_large_blocks() -> None:
 
     What is set stays so for the process. Where the C library is another than glibc, nothing is done.
     """
+    mallopt = _of_glibc("mallopt")
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_TRIM_THRESHOLD, _FREE_BYTES)
+
+
+def return_free_memory() -> None:
+    """Return to the system what is free in this process's heap now, between what is in use too.
+
+    Where the C library is another than glibc, nothing is done.
+    """
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
-        return
-    mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
-    mallopt(_TRIM_THRESHOLD, _FREE_BYTES)
+        return None
+    return function
