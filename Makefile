@@ -8,7 +8,7 @@ JOBS ?= 2
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint format detection clean
+.PHONY: help demo test slow lint format detection chromium clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,8 +31,16 @@ format: .venv/.installed  ## format and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+chromium:  ## install the browser that the HTML page is tested in, on Debian and Ubuntu
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
+	    { echo "no Chromium could be installed: the tests in tests/browser will be skipped" >&2; exit 1; }
+
 detection: .venv/.installed  ## every fault on every model; hours, can be interrupted and resumed
 	$(BIN)/python benchmarks/detection.py --jobs $(JOBS)
+
+notebooks: .venv/.installed  ## execute the notebooks and save what they show; their pictures need Chromium
+	$(BIN)/python -m notebooks.execute
 
 clean:  ## remove build products and caches, not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -43,5 +51,5 @@ clean:  ## remove build products and caches, not .venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "validator needs Python 3.11 or newer, $(PYTHON) is older; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[hf,dev]"
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[hf,notebook,dev]"
 	@touch $@

@@ -88,6 +88,18 @@ def test_two_models_that_do_not_are_divergent_where_the_code_differs() -> None:
     assert "block" in result._repr_html_()
 
 
+def test_a_page_shows_what_each_edge_looks_like_where_that_was_asked_for(tmp_path: Path) -> None:
+    inputs = {"input_ids": ids()}
+    result = validator.check(reference=Net(), candidate=faulty(), inputs=inputs, profiles=True)
+    result.write_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "divergent: first at block" in page
+    assert "profiles=True" not in page
+    assert list(result.to_frame().columns) == list(
+        validator.check(reference=Net(), candidate=faulty(), inputs=inputs).to_frame().columns
+    )
+
+
 def test_the_frame_has_one_row_for_each_judged_edge() -> None:
     result = validator.check(reference=Net(), candidate=faulty(), inputs={"input_ids": ids()})
     frame = result.to_frame()

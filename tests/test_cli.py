@@ -129,8 +129,25 @@ def test_check_passes_every_option_on(api: Api, tmp_path: Path) -> None:
         "plant": "attn-scale:layer=3",
         "level": "full",
         "repro": None,
+        "profiles": False,
     }
     assert callable(progress)
+
+
+def test_a_page_is_written_with_what_each_edge_looks_like(api: Api, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    result = run("check", "port.py", "--html", path)
+    assert result.exit_code == 0
+    assert api.calls[0][1]["profiles"] is True
+    assert "<h1" in path.read_text(encoding="utf-8")
+    assert result.stdout.startswith("aligned:")
+
+
+def test_a_page_that_can_not_be_written_is_found_before_the_work(api: Api, tmp_path: Path) -> None:
+    result = run("check", "port.py", "--html", tmp_path / "nowhere" / "page.html")
+    assert result.exit_code == 2
+    assert api.calls == []
+    assert result.stderr.startswith("error: --html can't write ")
 
 
 def test_a_users_mistake_is_one_message_and_exit_2(api: Api) -> None:
@@ -157,6 +174,27 @@ def test_json_goes_to_a_file_beside_the_text(api: Api, tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     jsonschema.validate(document, schema())
     assert document["first_divergence"]["module"] == "model.layers.0.mlp"
+
+
+def test_csv_and_markdown_go_to_files_beside_the_text(api: Api, tmp_path: Path) -> None:
+    api.work = lambda: Result(outcome(Verdict.DIVERGENT))
+    files = tmp_path / "edges.csv", tmp_path / "summary.md"
+    result = run("check", "port.py", "--csv", files[0], "--markdown", files[1])
+    assert result.exit_code == 1
+    assert result.stdout.startswith("divergent: ")
+    assert files[0].read_text().startswith("module,candidate_module,check,verdict,")
+    assert files[1].read_text().startswith("### divergent: first at model.layers.0.mlp\n")
+
+
+@pytest.mark.parametrize("option", ["--csv", "--markdown"])
+def test_no_file_of_a_result_overwrites_the_target(api: Api, tmp_path: Path, option: str) -> None:
+    target = tmp_path / "port.py"
+    target.write_text("def reference(): ...")
+    result = run("check", target, option, target)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {option} ")
+    assert target.read_text() == "def reference(): ..."
+    assert api.calls == []
 
 
 def test_json_on_stdout_is_alone_there_even_if_the_target_prints(

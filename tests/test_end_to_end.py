@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from tests.small_port import write_port
 from validator import cli, open_capture
+from validator.checks.judged_values import JudgedValues
 from validator.report.json_report import schema
 
 FAULTY = """
@@ -203,6 +205,21 @@ def test_kept_captures_can_be_judged_again(tmp_path: Path) -> None:
     assert open_capture(tmp_path / "run" / "reference.h5").complete
     again = checked(target, "--capture", tmp_path / "run" / "candidate", code=1)
     assert again["findings"] == first["findings"]
+
+
+def test_kept_values_are_those_that_were_judged(tmp_path: Path) -> None:
+    first = checked(write_port(tmp_path, FAULTY), "--keep", tmp_path / "run", code=1)["first_divergence"]
+    values = JudgedValues(tmp_path / "run" / "judged.h5")
+    (edge,) = (
+        e for e in values.edges if (e.module, e.check, e.into) == (first["module"], first["check"], None)
+    )
+    evidence = first["evidence"]
+    worst = tuple(evidence["worst_index"])
+    assert values.read(edge, "oracle", worst) == pytest.approx(evidence["reference"], rel=2**-24)
+    assert values.read(edge, "candidate", worst) == evidence["candidate"]
+    error = abs(evidence["candidate"] - evidence["reference"])
+    allowed = float(values.read(edge, "allowed", worst))
+    assert error / allowed == pytest.approx(evidence["max_over_band"], rel=1e-6)
 
 
 def test_a_candidate_that_hooks_change_is_inconclusive(tmp_path: Path) -> None:

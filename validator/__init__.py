@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from validator.api import capture, check, compare, open_capture
     from validator.errors import ValidatorError
+    from validator.numerics.cache_scales import CacheScale
     from validator.numerics.recipes import Recipe
     from validator.streaming.models import streamed
 
     __version__: str
 
 __all__ = [
+    "CacheScale",
     "Recipe",
     "ValidatorError",
     "__version__",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CacheScale": "validator.numerics.cache_scales",
     "Recipe": "validator.numerics.recipes",
     "ValidatorError": "validator.errors",
     "capture": "validator.api",

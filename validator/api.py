@@ -37,6 +37,7 @@ def check(
     names: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
     mesh: Mapping[str, int] | None = None,
+    profiles: bool = False,
 ) -> Result:
     """Judge a candidate, a model or a stored capture, against a reference model.
 
@@ -49,6 +50,7 @@ def check(
         names: candidate fqn pattern to reference fqn pattern.
         layout: candidate fqn pattern to a line such as `"output=b s h[tp]"`; see `validator.sharding.layout`.
         mesh: sizes of the axes that the candidate's ranks stand on, such as `{"dp": 2, "tp": 2}`.
+        profiles: whether to keep what each edge looks like, for `Result.write_html`.
 
     Raises:
         ValidatorError: the two sides can't be compared.
@@ -93,6 +95,7 @@ def check(
             mesh=mesh,
             about={"candidate": {"source": str(cand.path)}} if not isinstance(candidate, nn.Module) else {},
             progress=lambda stage, done, total: None,
+            profiles=profiles,
         )
 
 

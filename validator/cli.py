@@ -23,6 +23,7 @@ from validator.commands.day0 import day0
 from validator.commands.init import init
 from validator.commands.inventory import inventory
 from validator.commands.probe import probe
+from validator.commands.report import report
 from validator.commands.run import run
 from validator.commands.showing import demo, faults
 from validator.terminal import write_stdout
@@ -61,6 +62,6 @@ def _validator(
     """Find the first operator of a ported or sharded model that rounding can't explain."""
 
 
-for command in (check, bisect, capture, compare, run, day0, inventory, probe, init, faults, demo):
+for command in (check, bisect, capture, compare, report, run, day0, inventory, probe, init, faults, demo):
     app.command()(command)
 app.add_typer(baseline)

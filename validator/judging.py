@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import elements_of, policy_of, roll_up, run_checks
+from validator.checks.judged_values import ValuesWriter
+from validator.checks.observing import Observer
+from validator.checks.output_positions import output_profile
 from validator.checks.padding import real_positions
 from validator.checks.stepping import told_by_step
 from validator.errors import MismatchError
@@ -29,9 +33,9 @@ from validator.reproducing.writing import require_free, write_first
 
 __all__ = ["judged"]
 
-_NO_OPERATORS = (
-    "the operators that were recorded in several steps are not told from one another: the steps are judged "
-    "as one prefill, in which no operator has all of its tokens; capture one prefill of them to name it"
+_OTHER_OPERATORS = (
+    "are others from step to step and can't be put end to end: capture one prefill of all tokens to see "
+    "inside"
 )
 
 
@@ -48,6 +52,8 @@ def judged(
     about: Mapping[str, Any],
     progress: Progress,
     repro: Path | None = None,
+    profiles: bool = False,
+    values: Path | None = None,
 ) -> Result:
     """Judge every edge of the candidate's run, and say how the two runs came about.
 
@@ -64,6 +70,8 @@ def judged(
         about: what the result says of each side besides the capture's metadata.
         progress: told how much is judged.
         repro: folder for a reproducer of the first finding that has one.
+        profiles: whether to keep what each edge looks like.
+        values: file to write the values of all edges to, besides; or None.
 
     Raises:
         ValidatorError: the two sides can't be compared.
@@ -71,7 +79,7 @@ def judged(
     if repro is not None:
         require_free(repro)
     weights = None if recipe is None or recipe.weights == "storage" else recipe.weights
-    ranks: Sequence[RankCapture] = [with_values(rank, weights=weights) for rank in cand.all_ranks()]
+    ranks: Sequence[RankCapture] = with_values(cand.all_ranks(), weights=weights)
     notes = manifest_notes(cand.manifest)
     if is_thin(cand.manifest) and ref is not None:
         outcome = outcome_of_thin(
@@ -92,8 +100,9 @@ def judged(
             whole = None
             notes = (*notes, f"the steps were judged one by one, each side's own: {error}")
         if whole is not None:
-            if any(call.operators for rank in ranks for call in rank.calls):
-                notes = (*notes, _NO_OPERATORS)
+            lost = sorted(_with_operators(ranks) - _with_operators(whole.cand))
+            if lost:
+                notes = (*notes, f"the operators of {', '.join(lost)} {_OTHER_OPERATORS}")
             ref, ranks, run, steps = whole.ref, whole.cand, whole.run, whole.steps
         if ref is None:
             raise MismatchError(f"{cand.path} holds no steps, and the reference was not run")
@@ -106,15 +115,18 @@ def judged(
                 f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
                 "the other; were both run on the same inputs, in the same way?"
             )
-        outcome = run_checks(
-            reference=reference,
-            trace=trace,
-            run=run,
-            policy=policy_of(recipe),
-            real=real,
-            regions=cand.manifest.compiled,
-            progress=lambda done, total: progress("judging", done, total),
-        )
+        with nullcontext() if values is None else ValuesWriter(values) as store:
+            observer = Observer(store=store) if profiles or store is not None else None
+            outcome = run_checks(
+                reference=reference,
+                trace=trace,
+                run=run,
+                policy=policy_of(recipe),
+                real=real,
+                regions=cand.manifest.compiled,
+                observer=observer,
+                progress=lambda done, total: progress("judging", done, total),
+            )
         if repro is not None:
             made = write_first(
                 repro,
@@ -132,10 +144,16 @@ def judged(
             outcome,
             findings=tuple(told_by_step(finding) for finding in outcome.findings),
             distribution=end_to_end(ref=ours, trace=trace, real=real),
+            output=None if observer is None else output_profile(ref=ours, trace=trace, real=real),
             notes=(*notes, *outcome.notes),
             run=_run_of(about, ref, cand),
         )
     return Result(roll_up(outcome, reasons=proof_reasons(cand.manifest)))
+
+
+def _with_operators(ranks: Sequence[RankCapture]) -> set[str]:
+    """Return the modules whose operators some rank recorded."""
+    return {call.module or "the model" for rank in ranks for call in rank.calls if call.operators}
 
 
 def _run_of(about: Mapping[str, Any], ref: Capture, cand: Capture) -> Mapping[str, Any]:

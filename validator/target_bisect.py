@@ -40,6 +40,7 @@ def bisect_target(
     timeout_s: float | None = None,
     plant: str | None = None,
     repro: Path | None = None,
+    profiles: bool = False,
     progress: Progress | None = None,
 ) -> BisectionResult:
     """Find the first layer that goes wrong, then the module in it, then the operator in that.
@@ -57,6 +58,7 @@ def bisect_target(
         timeout_s: seconds that each of the candidate's runs may take.
         plant: a fault to plant in the candidate before it runs, as `validator.faults.parse` reads it.
         repro: folder for a reproducer of the first finding that has one.
+        profiles: whether to keep what each edge looks like, for `BisectionResult.write_html`.
         progress: told the stage, and how much of how much is done.
 
     Raises:
@@ -137,6 +139,7 @@ def bisect_target(
                 survey=scope.survey,
                 recipe=declared,
                 progress=lambda done, total: tell("judging", done, total),
+                profiles=profiles,
             ),
             scope=scope,
             state=state,

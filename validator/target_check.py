@@ -41,6 +41,7 @@ def check_target(
     level: str = "full",
     plant: str | None = None,
     repro: Path | None = None,
+    profiles: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Do the whole job on a target: run the reference and the candidate, and judge every edge.
@@ -57,11 +58,13 @@ def check_target(
         include: globs of the candidate's modules to look at.
         exclude: globs of the candidate's modules to leave out.
         capture: a stored capture of the candidate to judge in place of running it.
-        keep: folder to keep both captures in, as `reference.h5` and `candidate`.
+        keep: folder to keep both captures in, as `reference.h5` and `candidate`, and the values of each edge
+            that was judged, as `judged.h5`.
         timeout_s: seconds that the candidate's run may take.
         level: how much of each tensor of the candidate is kept to be judged: `full`, `sample` or `stats`.
         plant: a fault to plant in the candidate before it runs, as `validator.faults.parse` reads it.
         repro: folder for a reproducer of the first finding that has one.
+        profiles: whether to keep what each edge looks like, for `Result.write_html`.
         progress: told the stage, and how much of how much is done.
 
     Raises:
@@ -140,6 +143,8 @@ def check_target(
             },
             progress=tell,
             repro=repro,
+            profiles=profiles,
+            values=None if keep is None else folder / "judged.h5",
         )
 
 
@@ -166,7 +171,7 @@ def _stored(inputs: Mapping[str, Any], path: Path) -> Path:
 
 
 def _made(folder: Path) -> Path:
-    taken = [name for name in ("reference.h5", "candidate") if (folder / name).exists()]
+    taken = [name for name in ("reference.h5", "candidate", "judged.h5") if (folder / name).exists()]
     if taken:
         raise UsageError(f"--keep {folder} holds {taken[0]} already; name a new folder, or remove it")
     try:

@@ -133,7 +133,24 @@ def test_it_passes_every_option_on(api: Api, tmp_path: Path) -> None:
         "timeout_s": 9.5,
         "plant": "attn-scale:layer=3",
         "repro": Path("made"),
+        "profiles": False,
     }
+
+
+def test_a_page_shows_the_path_and_what_each_edge_looks_like(api: Api, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    assert run("port.py", "--html", path).exit_code == 1
+    assert api.calls[0][1]["profiles"] is True
+    page = path.read_text(encoding="utf-8")
+    assert 'id="search"' in page
+    assert "1.3 MB" in page
+    assert "cost: 2 candidate runs" in page
+
+
+def test_a_swap_has_no_page(api: Api, tmp_path: Path) -> None:
+    found = run("port.py", "--swap", "--html", tmp_path / "page.html")
+    assert found.exit_code == 2
+    assert found.stderr == "error: --html shows the edges that a search judged, and --swap judges none\n"
 
 
 def test_json_has_the_path_the_cost_and_the_claim(api: Api, tmp_path: Path) -> None:

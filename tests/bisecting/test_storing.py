@@ -17,6 +17,7 @@ from validator.checks.findings import (
     Unobservable,
     Verdict,
 )
+from validator.checks.profiles import Line, Profile, Sample, Unit, Window
 from validator.errors import UsageError
 
 EVIDENCE = Evidence(
@@ -47,6 +48,21 @@ OUTCOME = Outcome(
             order=3,
             evidence=EVIDENCE,
             smallest_gain=float("inf"),
+            profile=Profile(
+                unit=Unit.BAND,
+                largest=float("inf"),
+                rms=0.5,
+                lines=(Line(axis="token", dim=0, size=2, starts=(0, 1), largest=(0.1, 2.0), rms=(0.1, 2.0)),),
+                ulp_counts=(1, 2),
+                sample=Sample(oracle=(1.0,), candidate=(2.0,), error=(0.5,)),
+                window=Window(
+                    start=(0,),
+                    worst=(1,),
+                    oracle=((1.0, 2.0),),
+                    candidate=((1.0, 2.0),),
+                    allowed=((0.5, 0.5),),
+                ),
+            ),
         ),
     ),
     unchecked=(Unchecked(module="c", why="it never ran"),),

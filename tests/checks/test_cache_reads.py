@@ -1,6 +1,7 @@
 """What attention reads from a quantised cache is part of what is computed, whatever kernel it has."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.checks.build import check
+from validator.checks import cache_reads
 from validator.checks.cache_reads import from_cache
 from validator.checks.findings import Outcome, Verdict
+from validator.errors import UsageError
+from validator.numerics.cache_scales import CacheScale
 from validator.numerics.recipes import EAGER, Recipe
 
 BATCH, TOKENS, HEADS, CHANNELS = 2, 24, 4, 16
@@ -18,6 +22,10 @@ WIDTH = HEADS * CHANNELS
 
 FP8 = Recipe(name="mine", inner="storage", cache="float8_e4m3fn", cache_scale=1.0)
 INT8_BY_HEAD = Recipe(name="mine", inner="storage", cache="int8")
+SCALES = CacheScale(keys=0.0123, values=0.0187)
+SCALED = replace(FP8, cache_scale=(SCALES,))
+
+Coding = Callable[[Tensor], Tensor]
 
 
 def seeded(*shape: int, seed: int = 0) -> Tensor:
@@ -28,15 +36,19 @@ def fp8(x: Tensor) -> Tensor:
     return x.to(torch.float8_e4m3fn).to(x.dtype)
 
 
+def fp8_by(scale: float) -> Coding:
+    return lambda x: (fp8(x.float() / scale) * scale).to(x.dtype)
+
+
 def int8_by_head(x: Tensor) -> Tensor:
     scale = x.float().abs().amax(-1, keepdim=True).clamp_min(1e-20) / 127
     return ((x.float() / scale).round().to(torch.int8) * scale).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal attention by one of several kernels, which reads its keys and values through `coded`."""
+    """Causal attention by one of several kernels, which reads its keys, and its values, through `coded`."""
 
-    def __init__(self, kernel: str, coded: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def __init__(self, kernel: str, coded: tuple[Coding, Coding] = (lambda x: x, lambda x: x)) -> None:
         super().__init__()
         self.kernel, self.coded = kernel, coded
         for i, name in enumerate("qkvo"):
@@ -47,7 +59,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Any:
         batch, tokens, _ = x.shape
         q, k, v = (getattr(self, n)(x).view(batch, tokens, -1, CHANNELS).transpose(1, 2) for n in "qkv")
-        k, v = self.coded(k), self.coded(v)
+        k, v = self.coded[0](k), self.coded[1](v)
         seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
         added = torch.zeros(tokens, tokens, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)
         if self.kernel == "products":
@@ -64,15 +76,15 @@ class Attention(nn.Module):
 KERNELS = ("products", "causal", "mask", "added mask")
 
 
-def outcome(kernel: str, coded: Callable[[Tensor], Tensor], recipe: Recipe) -> Outcome:
-    candidate = Attention(kernel, coded).bfloat16()
+def outcome(kernel: str, coded: Coding | tuple[Coding, Coding], recipe: Recipe) -> Outcome:
+    candidate = Attention(kernel, coded if isinstance(coded, tuple) else (coded, coded)).bfloat16()
     return check(Attention(kernel), candidate, {"x": seeded(BATCH, TOKENS, WIDTH).bfloat16()}, recipe=recipe)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("coded", "recipe"), [(fp8, FP8), (int8_by_head, INT8_BY_HEAD)])
 def test_a_declared_cache_is_aligned_and_another_is_told_by_name(
-    kernel: str, coded: Callable[[Tensor], Tensor], recipe: Recipe
+    kernel: str, coded: Coding, recipe: Recipe
 ) -> None:
     assert outcome(kernel, coded, recipe).verdict is Verdict.ALIGNED
     (finding,) = outcome(kernel, coded, EAGER).findings
@@ -90,11 +102,49 @@ def test_a_single_step_need_not_read_from_the_cache() -> None:
     assert outcome("causal", lambda x: x, FP8).verdict is Verdict.ALIGNED
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_to_keys_that_are_no_tokens_of_the_steps_reads_them_all_from_the_cache(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = torch.ones(TOKENS, TOKENS + 1, dtype=torch.bool)
+    monkeypatch.setattr(cache_reads, "earlier_keys", lambda call, trace: steps.tril(-1))
+    assert outcome(kernel, fp8, FP8).verdict is Verdict.ALIGNED
+    assert outcome(kernel, lambda x: fp8(x) * 1.03125, FP8).verdict is Verdict.DIVERGENT
+
+
 def test_what_comes_out_of_a_cache_is_what_a_device_reads() -> None:
     x = seeded(2, 3, 5, CHANNELS).to(torch.bfloat16)
     x[0, 0, 0] = 0
-    for coded, recipe in ((fp8, FP8), (int8_by_head, INT8_BY_HEAD)):
-        assert torch.equal(from_cache(x.double(), recipe, dim=-1).to(x.dtype), coded(x))
-        turned = from_cache(x.double().mT.contiguous(), recipe, dim=-2)
+    for coded, fmt, scale in (
+        (fp8, "float8_e4m3fn", 1.0),
+        (fp8_by(SCALES.keys), "float8_e4m3fn", SCALES.keys),
+        (int8_by_head, "int8", None),
+    ):
+        assert torch.equal(from_cache(x.double(), fmt, scale, dim=-1).to(x.dtype), coded(x))
+        turned = from_cache(x.double().mT.contiguous(), fmt, scale, dim=-2)
         assert torch.equal(turned.mT.to(x.dtype), coded(x))
-    assert from_cache(torch.tensor([1000.0, -1000.0]), FP8, dim=-1).tolist() == [448.0, -448.0]
+    far = torch.tensor([1000.0, -1000.0])
+    assert from_cache(far, "float8_e4m3fn", 1.0, dim=-1).tolist() == [448.0, -448.0]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_keys_and_values_may_have_scales_of_their_own(kernel: str) -> None:
+    right, turned = (fp8_by(SCALES.keys), fp8_by(SCALES.values)), (fp8_by(SCALES.values), fp8_by(SCALES.keys))
+    assert outcome(kernel, right, SCALED).verdict is Verdict.ALIGNED
+    (finding,) = outcome(kernel, turned, SCALED).findings
+    assert finding.into == "o"
+
+
+def test_a_module_that_no_scale_is_declared_for_reads_no_codes() -> None:
+    elsewhere = replace(SCALED, cache_scale=(replace(SCALES, module="q"),))
+    assert outcome("causal", lambda x: x, elsewhere).verdict is Verdict.ALIGNED
+    (finding,) = outcome("causal", fp8, elsewhere).findings
+    assert (finding.into, finding.recipe) == ("o", "fp8-cache")
+
+
+def test_a_scale_of_modules_that_the_reference_has_not_got_is_refused() -> None:
+    elsewhere = replace(SCALED, cache_scale=(SCALES, replace(SCALES, module="layers.*.attn")))
+    with pytest.raises(
+        UsageError, match=r"CacheScale\(module='layers.\*.attn'\) of the recipe 'mine' matches no"
+    ):
+        outcome("causal", fp8, elsewhere)

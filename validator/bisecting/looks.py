@@ -185,8 +185,8 @@ class Looker:
         module = guilty.module
         sides = self._alone(guilty)
         captured, outcome = sides.captured, self.referee.judge(sides, (module,))
-        named = next((finding.op for finding in outcome.findings if finding.op is not None), None)
-        said = _said(outcome) if named is None else f"{outcome.findings[0].verdict}: {named}"
+        named = next((finding for finding in _worst_first(outcome) if finding.op is not None), None)
+        said = _said(outcome) if named is None else f"{_verdict_of(named)}: {named.op}"
         step = _step("operators", (module,), captured, said)
         return Look(step=step, outcome=outcome)
 
@@ -237,15 +237,23 @@ def _step(name: str, modules: tuple[str, ...], captured: Captured, said: str) ->
 
 
 def _said(outcome: Outcome) -> str:
-    first = next((f for f in outcome.findings if f.verdict is Verdict.DIVERGENT), None)
-    first = first or next(iter(outcome.findings), None)
+    first = next(iter(_worst_first(outcome)), None)
     if first is None:
         return "inconclusive" if outcome.why_inconclusive else "aligned"
     return _said_of(first)
 
 
 def _said_of(finding: Finding) -> str:
-    return f"{finding.verdict.replace('_', ' ')}: {finding.module or 'the model itself'}"
+    return f"{_verdict_of(finding)}: {finding.module or 'the model itself'}"
+
+
+def _verdict_of(finding: Finding) -> str:
+    return finding.verdict.replace("_", " ")
+
+
+def _worst_first(outcome: Outcome) -> list[Finding]:
+    """Return the findings in order, those that diverge before those that are less precise alone."""
+    return sorted(outcome.findings, key=lambda finding: finding.verdict is not Verdict.DIVERGENT)
 
 
 def _file_name(modules: Sequence[str]) -> str:

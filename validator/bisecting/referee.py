@@ -17,6 +17,7 @@ from validator.capturing.provenance import (
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, roll_up, run_checks
 from validator.checks.findings import Finding, Outcome
+from validator.checks.observing import Observer
 from validator.checks.padding import real_positions
 from validator.numerics.recipes import Recipe
 from validator.reproducing.writing import write_first
@@ -33,12 +34,14 @@ class Referee:
         survey: of its run.
         recipe: what is declared of the candidate's arithmetic, or None.
         progress: told how many calls of a step are judged, of how many.
+        profiles: whether to keep what each edge looks like.
     """
 
     reference: nn.Module
     survey: Survey
     recipe: Recipe | None
     progress: Callable[[int, int], None]
+    profiles: bool = False
 
     def reproduced(self, sides: Sides, finding: Finding, folder: Path) -> str:
         """Write a reproducer of a finding, and say in words what became of it."""
@@ -73,6 +76,7 @@ class Referee:
             scope=frozenset(scope),
             elements=self.survey.elements,
             regions=sides.captured.manifest.compiled,
+            observer=Observer() if self.profiles else None,
             progress=self.progress,
         )
         # A layer that this step left out was not left out by the run.

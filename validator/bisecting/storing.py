@@ -19,6 +19,7 @@ from validator.checks.findings import (
     Unobservable,
     Verdict,
 )
+from validator.checks.profiles import Profile
 from validator.errors import UsageError
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 _STATE = "state.json"
-_VERSION = 2
+_VERSION = 3
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -167,6 +168,7 @@ def _judgement(fields: Mapping[str, Any]) -> Judgement:
             "verdict": Verdict(fields["verdict"]),
             "arm": None if fields["arm"] is None else Arm(fields["arm"]),
             "evidence": _evidence(fields["evidence"]),
+            "profile": None if fields["profile"] is None else Profile.from_json(fields["profile"]),
         }
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from validator.align.traces import Trace
 from validator.checks.attention_sites import attention_operations
@@ -25,13 +25,32 @@ from validator.checks.roundings import Rounding
 from validator.checks.shadow import real_view
 from validator.checks.stepping import earlier_keys
 from validator.checks.tape import Diverted
+from validator.errors import UsageError
+from validator.numerics.cache_scales import CacheScale
 from validator.numerics.formats import FORMATS
 from validator.numerics.recipes import Recipe
 from validator.numerics.rounding import round_nearest
 
-__all__ = ["from_cache", "reading_cache"]
+__all__ = ["demand_named_modules", "from_cache", "reading_cache"]
 
 _INT8_MAX = 127.0
+
+
+def demand_named_modules(recipe: Recipe, reference: nn.Module) -> None:
+    """Refuse a recipe that says how modules read their cache which the reference hasn't got.
+
+    Raises:
+        UsageError: a glob of `Recipe.cache_scale` matches no module.
+    """
+    scales = recipe.cache_scale if isinstance(recipe.cache_scale, tuple) else ()
+    names = [name for name, _ in reference.named_modules() if name]
+    for scale in scales:
+        if not any(scale.holds_for(name) for name in names):
+            raise UsageError(
+                f"CacheScale(module={scale.module!r}) of the recipe {recipe.name!r} matches no module of the "
+                "reference: name those that attend, as the reference does"
+                + (f" (one of its modules is {names[-1]!r})" if names else "")
+            )
 
 
 def reading_cache(code: Code, recipe: Recipe, trace: Trace) -> Code | None:
@@ -46,10 +65,11 @@ def reading_cache(code: Code, recipe: Recipe, trace: Trace) -> Code | None:
         trace: the candidate's run.
 
     Returns:
-        The code as it is where the cache holds no codes; None where it does and the code attends to nothing,
-        or would take another path.
+        The code as it is where the module's cache holds no codes; None where it does and the code attends to
+        nothing, or would take another path.
     """
-    if recipe.cache == "storage":
+    scale = recipe.cache_scale_of(code.call.module)
+    if scale is None:
         return code
     if not isinstance(code.replays, Replays):
         return None
@@ -59,19 +79,21 @@ def reading_cache(code: Code, recipe: Recipe, trace: Trace) -> Code | None:
     earlier = earlier_keys(code.call, trace)
     readings = [torch.tensor(True)]
     if earlier is not None:
-        readings += [earlier, earlier.any(-1, keepdim=True).expand(earlier.shape)]
-    made = [_played(code, code.replays, operations, recipe, is_read) for is_read in readings]
+        readings += [earlier, earlier.any(-1, keepdim=True)]
+    caches = [_Cache(fmt=recipe.cache, scale=scale, is_read=is_read) for is_read in readings]
+    made = [_played(code, code.replays, operations, cache) for cache in caches]
     # A single step may read nothing from the cache.
     found = [x for x in (*made, code if earlier is None else None) if x is not None]
     return min(found, key=_distance, default=None)
 
 
-def from_cache(x: Tensor, recipe: Recipe, *, dim: int) -> Tensor:
+def from_cache(x: Tensor, fmt: str, scale: float | None, *, dim: int) -> Tensor:
     """Return keys or values as they come out of a cache.
 
     Args:
         x: `[*, T, D]` or `[*, D, T]` floating.
-        recipe: says the format of the codes, and their scale.
+        fmt: of the codes, one of `numerics.recipes.CACHES`.
+        scale: what they are multiplied by; None where each head of each token has its own.
         dim: which dim is D.
 
     Returns:
@@ -79,16 +101,15 @@ def from_cache(x: Tensor, recipe: Recipe, *, dim: int) -> Tensor:
         larger than the largest code becomes that.
     """
     values = x.to(torch.float32)
-    largest = _INT8_MAX if recipe.cache == "int8" else FORMATS[recipe.cache].max
-    if recipe.cache_scale is None:
-        scale = values.abs().amax(dim, keepdim=True) / largest
-        scale = scale.where(scale > 0, 1.0)
+    largest = _INT8_MAX if fmt == "int8" else FORMATS[fmt].max
+    if scale is None:
+        factor = values.abs().amax(dim, keepdim=True) / largest
+        factor = factor.where(factor > 0, 1.0)
     else:
-        scale = torch.tensor(recipe.cache_scale)
-    quotients = (values / scale).clamp(-largest, largest).to(torch.float64)
-    is_integer = recipe.cache == "int8"
-    codes = quotients.round() if is_integer else round_nearest(quotients, FORMATS[recipe.cache])
-    return codes * scale.to(torch.float64)
+        factor = torch.tensor(scale, dtype=torch.float32)
+    quotients = (values / factor).clamp(-largest, largest).to(torch.float64)
+    codes = quotients.round() if fmt == "int8" else round_nearest(quotients, FORMATS[fmt])
+    return codes * factor.to(torch.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +117,32 @@ class _Cache:
     """What is read from a cache.
 
     Attributes:
-        recipe: says in which format it holds keys and values.
-        is_read: `[S, T]` boolean, or one for all: which keys a query reads from it.
+        fmt: of the codes of keys and values.
+        scale: what they are multiplied by.
+        is_read: `[S, T]` boolean, `[S, 1]` or one for all: which keys a query reads from it.
     """
 
-    recipe: Recipe
+    fmt: str
+    scale: CacheScale
     is_read: Tensor
 
-    def read(self, x: Held, dim: int, rounding: Rounding, dtype: torch.dtype, position: int) -> Value:
+    def read_by(self, queries: int, keys: int) -> Tensor:
+        """Return `[S, T]` boolean, which of so many keys each of so many queries reads from it.
+
+        Raises:
+            Diverted: they are not the queries, or the keys, that this is known of: those of another sequence
+                (cross-attention), or several heads' together.
+        """
+        size = queries, keys
+        if any(own not in (1, wanted) for own, wanted in zip(self.is_read.shape, size, strict=False)):
+            raise Diverted(f"attention of {queries} queries to {keys} keys, where steps have others")
+        return self.is_read.expand(size)
+
+    def read(
+        self, x: Held, scale: float | None, dim: int, rounding: Rounding, dtype: torch.dtype, position: int
+    ) -> Value:
         """Return keys or values as they come out of it: dequantised to their own format."""
-        values = from_cache(x.data64, self.recipe, dim=dim)
+        values = from_cache(x.data64, self.fmt, scale, dim=dim)
         data = values if rounding.recipe is None else rounding.round(values, dtype, position)
         return Value(data, data)
 
@@ -118,9 +155,10 @@ class _Scores(Compute):
 
     def run(self, inputs: Sequence[Held], rounding: Rounding, alike: Sequence[Sequence[Held]]) -> list[Any]:
         queries, keys = inputs
-        read = self.cache.read(keys, -2, rounding, self.given[1], self.position)
+        read = self.cache.read(keys, self.cache.scale.keys, -2, rounding, self.given[1], self.position)
+        is_read = self.cache.read_by(queries.data64.shape[-2], keys.data64.shape[-1])
         (fresh,), (cached,) = (Compute.run(self, (queries, x), rounding, alike) for x in (keys, read))
-        return [_chosen(self.cache.is_read, cached, fresh)]
+        return [_chosen(is_read, cached, fresh)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,11 +169,10 @@ class _Sums(Compute):
 
     def run(self, inputs: Sequence[Held], rounding: Rounding, alike: Sequence[Sequence[Held]]) -> list[Any]:
         weights, values = inputs
-        read = self.cache.read(values, -1, rounding, self.given[1], self.position)
+        read = self.cache.read(values, self.cache.scale.values, -1, rounding, self.given[1], self.position)
         # One sum over the keys as they are and as they are cached, each query taking one of the two.
-        both = torch.cat(
-            [weights.data64.where(x, 0.0) for x in (~self.cache.is_read, self.cache.is_read)], -1
-        )
+        is_read = self.cache.read_by(*weights.data64.shape[-2:])
+        both = torch.cat([weights.data64.where(x, 0.0) for x in (~is_read, is_read)], -1)
         all_values = torch.cat((values.data64, read.data64), -2)
         return Compute.run(self, (Value(both, both), Value(all_values, all_values)), rounding, alike)
 
@@ -148,27 +185,25 @@ class _Attend(Attend):
 
     def operands(self, inputs: Sequence[Held], rounding: Rounding) -> dict[str, Any]:
         named = Attend.operands(self, inputs, rounding)
+        size, scale = (named["query"].shape[-2], named["key"].shape[-2]), self.cache.scale
+        is_read = self.cache.read_by(*size)
         shown = named.get("attn_mask")
         if named.pop("is_causal", False):
-            size = named["query"].shape[-2], named["key"].shape[-2]
             shown = torch.ones(size, dtype=torch.bool).tril()
-        is_read = self.cache.is_read
-        for name, dtype in zip(("key", "value"), self.given[1:3], strict=True):
+        for name, factor, dtype in zip(
+            ("key", "value"), (scale.keys, scale.values), self.given[1:3], strict=True
+        ):
             held = Value(named[name], named[name])
-            read = self.cache.read(held, -1, rounding, dtype, self.position)
+            read = self.cache.read(held, factor, -1, rounding, dtype, self.position)
             named[name] = torch.cat((held.data64, read.data64), -2)
         # Each key stands there twice, as it is and as it is cached, and a query sees one of the two.
         halves = [_hidden(shown, ~is_read), _hidden(shown, is_read)]
-        size = named["query"].shape[-2], named["key"].shape[-2] // 2
         named["attn_mask"] = torch.cat([x.expand(*x.shape[:-2], *size) for x in halves], -1)
         return named
 
 
-def _played(
-    code: Code, replays: Replays, operations: Sequence[Operation], recipe: Recipe, is_read: Tensor
-) -> Code | None:
+def _played(code: Code, replays: Replays, operations: Sequence[Operation], cache: _Cache) -> Code | None:
     """Return code with its attention reading from a cache; None if it takes another path."""
-    cache = _Cache(recipe=recipe, is_read=is_read)
     kinds = (_Attend,) if len(operations) == 1 else (_Scores, _Sums)
     exchanged = {
         operation: kind(**{x.name: getattr(operation, x.name) for x in fields(operation)}, cache=cache)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from validator.align.traces import Trace, TraceCall, View
+from validator.checks.cache_reads import reading_cache
 from validator.checks.choices import judge_choice
 from validator.checks.explaining import Account, Explainer
 from validator.checks.findings import Arm, Check, Verdict
@@ -17,6 +18,7 @@ from validator.checks.inside.culprit import Inside
 from validator.checks.judge import Assessment, Bench, judge_equal
 from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
 from validator.checks.observability import unobservable_in_code
+from validator.checks.observing import Observer
 from validator.checks.padding import Real, real_of
 from validator.checks.places import judged_region
 from validator.checks.policy import Policy, is_alike
@@ -43,6 +45,7 @@ class EdgeJudge:
         bench: what is common to the run.
         real: the positions that the attention mask calls real, or None for all.
         regions: modules of the candidate that were compiled with all that is inside of them.
+        observer: keeps what each edge looks like, or None.
         said: what was said of the edges.
         explainer: judges edges under recipes.
     """
@@ -53,6 +56,7 @@ class EdgeJudge:
     bench: Bench
     real: Real | None = None
     regions: Collection[str] = ()
+    observer: Observer | None = None
     said: Recorder = field(init=False)
     explainer: Explainer = field(init=False)
     _search: PrecisionSearch = field(init=False)
@@ -61,7 +65,7 @@ class EdgeJudge:
     _inside: Inside | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.said = Recorder(trace=self.trace, view=self.view, bench=self.bench)
+        self.said = Recorder(trace=self.trace, view=self.view, bench=self.bench, observer=self.observer)
         self.explainer = Explainer(policy=self.policy, bench=self.bench, trace=self.trace)
         self._search = PrecisionSearch(policy=self.policy, explainer=self.explainer)
 
@@ -70,12 +74,14 @@ class EdgeJudge:
         said = self.said
         before, found_before = len(said.gaps), len(said.findings)
         self._resolutions, self._behind, self._inside = {}, [], None
+        computed = code
+        code = reading_cache(computed, self.policy.allowed[-1], self.trace) or computed
         for edge in code.edges:
             if edge.obstacle:
                 self.skip(code.call, edge.obstacle)
                 continue
             narrow_terms = self._judge_terms(code, edge) if edge.into is None else None
-            self._judge_edge(code, edge, narrow_terms)
+            self._judge_edge(code, edge, computed, narrow_terms)
         for choice in code.choices:
             self._judge_choice(code, choice)
         if len(said.gaps) == before and len(said.findings) == found_before:
@@ -124,7 +130,10 @@ class EdgeJudge:
         )
         self.said.record(code, edge, ruling)
 
-    def _judge_edge(self, code: Code, edge: CodeEdge, narrow_terms: tuple[Behind, Tensor] | None) -> None:
+    def _judge_edge(
+        self, code: Code, edge: CodeEdge, computed: Code, narrow_terms: tuple[Behind, Tensor] | None
+    ) -> None:
+        """Judge an edge of code as it is declared to read from a cache; `computed` is it without one."""
         check = _check(code, edge)
         cand = edge.cand
         judged = self._judged(code, edge)
@@ -165,6 +174,7 @@ class EdgeJudge:
                 self._record_explained(code, edge, check, recipe, modelled, judged)
                 return
         behind = self._behind_terms(code, edge, judged, narrow_terms)
+        behind = behind or self._search.undeclared_cache(code, edge, computed, account.band, judged)
         behind = behind or self._search.undeclared(code, edge, judged)
         if behind is not None:
             self._record_undeclared(code, edge, check, account, behind, judged)
@@ -178,7 +188,8 @@ class EdgeJudge:
             judged=judged,
             op=self._op(code, edge),
         )
-        self.said.record(code, edge, ruling)
+        # What attention read wrongly is told from the keys as they were computed.
+        self.said.record(computed, computed.edge(edge.key), ruling)
 
     def _op(self, code: Code, edge: CodeEdge) -> str | None:
         """Return the operator of a call's code that is behind an edge that diverges, where it can be told."""

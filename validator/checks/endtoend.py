@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,23 @@ from validator.numerics.distributions import compare_logits
 from validator.numerics.formats import format_of
 from validator.numerics.positions import IGNORED_TARGET
 
-__all__ = ["end_to_end"]
+__all__ = ["Logits", "end_to_end", "logits_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """Both sides' logits at the positions that are compared.
+
+    Attributes:
+        reference, candidate: `[N, V]`, each side's own dtype.
+        chosen: `[batch, tokens]` boolean, which positions these are.
+        given: what the reference's tokens were, as they are stored, or whatever else it was fed with.
+    """
+
+    reference: Tensor
+    candidate: Tensor
+    chosen: Tensor
+    given: Any
 
 
 def end_to_end(*, ref: RankCapture, trace: Trace, real: Real | None) -> Mapping[str, Any] | None:
@@ -30,22 +47,13 @@ def end_to_end(*, ref: RankCapture, trace: Trace, real: Real | None) -> Mapping[
         runs themselves have; single positions by their `[sequence, token]`. None where the model has no
         logits. Perplexity is that of the next token of the input, where the input is tokens.
     """
-    root = trace.calls.get(("", 0))
-    edge = None if root is None else root.outputs.get("logits")
-    ours = next((call for call in ref.calls if call.parent is None and call.n == 0), None)
-    if ours is None or edge is None:
+    logits = logits_of(ref=ref, trace=trace, real=real)
+    if logits is None:
         return None
-    theirs = ours.outputs.get("logits")
-    if not isinstance(theirs, TensorRef) or len(edge.shape) != 3:
-        return None
-    reference, candidate = theirs.read(), edge.read(trace.views[0]).data
-    batch, tokens, vocabulary = candidate.shape
-    chosen = torch.ones(batch, tokens, dtype=torch.bool)
-    given = None if real is None else real.get(("", 0))
-    if given is not None and given.shape == chosen.shape:
-        chosen = given
-    targets = _next_tokens(ours.inputs.get("input_ids"), chosen, vocabulary)
-    reference, candidate = reference[chosen], candidate[chosen]
+    reference, candidate, chosen = logits.reference, logits.candidate, logits.chosen
+    batch, tokens = chosen.shape
+    vocabulary = candidate.shape[-1]
+    targets = _next_tokens(logits.given, chosen, vocabulary)
     sigma = _typical_noise(reference, candidate)
     figures = compare_logits(
         ref=reference,
@@ -62,6 +70,29 @@ def end_to_end(*, ref: RankCapture, trace: Trace, real: Real | None) -> Mapping[
     for listed in (*figures["worst"], *flips["tokens"]):
         listed["position"] = places[listed["position"]]
     return {**figures, "logit_sigma": sigma}
+
+
+def logits_of(*, ref: RankCapture, trace: Trace, real: Real | None) -> Logits | None:
+    """Return both sides' logits, or None where the model has none; arguments are as of `end_to_end`."""
+    root = trace.calls.get(("", 0))
+    edge = None if root is None else root.outputs.get("logits")
+    ours = next((call for call in ref.calls if call.parent is None and call.n == 0), None)
+    if ours is None or edge is None:
+        return None
+    theirs = ours.outputs.get("logits")
+    if not isinstance(theirs, TensorRef) or len(edge.shape) != 3:
+        return None
+    reference, candidate = theirs.read(), edge.read(trace.views[0]).data
+    chosen = torch.ones(candidate.shape[:2], dtype=torch.bool)
+    asked = None if real is None else real.get(("", 0))
+    if asked is not None and asked.shape == chosen.shape:
+        chosen = asked
+    return Logits(
+        reference=reference[chosen],
+        candidate=candidate[chosen],
+        chosen=chosen,
+        given=ours.inputs.get("input_ids"),
+    )
 
 
 def _typical_noise(reference: Tensor, candidate: Tensor) -> float | None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from validator.align.traces import Edge, Trace, TraceCall
+from validator.checks.cache_reads import demand_named_modules
 from validator.checks.edges import EdgeJudge
 from validator.checks.findings import (
     Check,
@@ -111,9 +112,13 @@ def run_checks(
         observer: keeps what each edge looks like, or None.
         progress: told how many calls are judged, of how many.
 
+    Raises:
+        UsageError: the declared recipe names a module that the reference hasn't got.
+
     Returns:
         The outcome; its metadata, end-to-end figures and reasons of the capture are the caller's to add.
     """
+    demand_named_modules(policy.allowed[-1], reference)
     trace = with_own_scales(reference, trace)
     bench = Bench(elements=elements or elements_of(trace))
     is_judged = _Everything() if scope is None else scope

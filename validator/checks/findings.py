@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from validator.align.traces import StepTokens
+from validator.checks.profiles import OutputProfile, Profile
+from validator.displayed import Displayed
 
 __all__ = [
     "Arm",
@@ -100,7 +102,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Displayed):
     """An edge that rounding can't explain, in the JSON schema's words (DESIGN.md).
 
     Attributes:
@@ -133,6 +135,8 @@ class Judgement:
     Attributes:
         smallest_gain: of an aligned edge that rounding explains, the smallest `g` for which `(1 + g) y` on
             the whole edge would have shown under `recipe`; inf where none would. None for other edges.
+        profile: what the edge looks like; None where that was not asked for, and where a choice, a parameter,
+            copies or a pair were judged.
     """
 
     module: str
@@ -150,6 +154,7 @@ class Judgement:
     dtype: str = ""
     note: str = ""
     smallest_gain: float | None = None
+    profile: Profile | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +198,7 @@ class Outcome:
         run: metadata of both sides: `{"reference": {...}, "candidate": {...}}`.
         why_inconclusive: reasons, where the verdict is `inconclusive`.
         notes: other things a reader must know (modules that fired on one side alone, ...).
+        output: the output distribution, position by position; None where that was not asked for.
     """
 
     verdict: Verdict
@@ -204,3 +210,4 @@ class Outcome:
     run: Mapping[str, Any] = field(default_factory=dict)
     why_inconclusive: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    output: OutputProfile | None = field(default=None, repr=False)

@@ -23,6 +23,8 @@ __all__ = [
     "Assessment",
     "Band",
     "Bench",
+    "as_cast_by_device",
+    "class_differs",
     "gain_floor",
     "judge_constant",
     "judge_edge",
@@ -186,8 +188,8 @@ def judge_edge(
         return Assessment(arm=None, evidence=Evidence(elements=0), outside=where, note="no element to judge")
     spacing = ulp(y, fmt)
     slack = bound + bench.multiplier(band) * sigma
-    y = _as_cast_by_device(y, c, fmt, spacing)
-    wrong_class = _class_differs(y, c, fmt, spacing, slack)
+    y = as_cast_by_device(y, c, fmt, spacing)
+    wrong_class = class_differs(y, c, fmt, spacing, slack)
     difference = c - y
     usable = difference.isfinite() & ~wrong_class
     ratio = torch.where(usable, difference.abs() / (spacing / 2 + slack), torch.zeros_like(y))
@@ -302,7 +304,7 @@ def gain_floor(y: Tensor, sigma: Tensor, fmt: Format) -> float:
     return floor
 
 
-def _as_cast_by_device(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor) -> Tensor:
+def as_cast_by_device(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor) -> Tensor:
     """Take the candidate's word for values beyond a format without infinity: NUMERICS section 1.
 
     Whether such a value saturates or is NaN belongs to the device that casts, not to the format.
@@ -313,7 +315,7 @@ def _as_cast_by_device(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor) -> Te
     return torch.where(is_over & (c.isnan() | (c == y.sign() * fmt.max)), c, y)
 
 
-def _class_differs(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor, slack: Tensor) -> Tensor:
+def class_differs(y: Tensor, c: Tensor, fmt: Format, spacing: Tensor, slack: Tensor) -> Tensor:
     """Tell where NaN, infinity or saturation differ from the rounded oracle, beyond what rounding decides."""
     rounded = round_nearest(y, fmt)
     differs = (rounded.isnan() != c.isnan()) | (rounded.isinf() != c.isinf())

@@ -3,7 +3,7 @@
 Shape legend: * = the edge's shape.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from validator.checks.hypotheses import hypothesis
 from validator.checks.judge import Assessment, Band, Bench
 from validator.checks.module_code import Code, CodeEdge
 from validator.checks.observability import undecided_on_edge, unobservable_on_edge
+from validator.checks.observing import Observer
 from validator.checks.places import places, single_rank
 from validator.checks.resolution import Resolution
 from validator.checks.stepping import first_step
@@ -48,6 +49,11 @@ class Ruling:
     rank: int | None = None
     op: str | None = None
 
+    @property
+    def is_of_choice(self) -> bool:
+        """Whether a choice was judged, by its margin: only then is something exact held to a recipe."""
+        return self.check is Check.EXACT and self.recipe is not None
+
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
@@ -56,6 +62,7 @@ class Recorder:
     Attributes:
         trace, view: the candidate's run and whose copies are judged.
         bench: what is common to the run.
+        observer: keeps what each edge looks like, or None.
         unobservable: faults that this input could not have shown.
         gaps: what nothing was said of, although something should be.
         too_deep: compiled regions of which too little was said.
@@ -65,6 +72,7 @@ class Recorder:
     trace: Trace
     view: View
     bench: Bench
+    observer: Observer | None = None
     judgements: list[Judgement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     unobservable: list[Unobservable] = field(default_factory=list)
@@ -100,25 +108,34 @@ class Recorder:
             self.unobservable += [] if hidden is None else [hidden]
             if assessment.undecided:
                 self.unobservable.append(undecided_on_edge(owner, edge, assessment.undecided))
-        self.judgements.append(
-            Judgement(
-                module=call.module,
-                candidate_module=call.candidate_module,
-                check=check,
-                into=child,
-                path=edge.path,
-                call=call.n,
-                rank=rank,
-                verdict=verdict or Verdict.ALIGNED,
-                arm=assessment.arm,
-                recipe=None if ruling.recipe is None else ruling.recipe.name,
-                dtype=str(edge.cand.data.dtype).removeprefix("torch."),
-                order=edge.order,
-                evidence=assessment.evidence,
-                note=_note(code, assessment),
-                smallest_gain=smallest_gain,
-            )
+        judgement = Judgement(
+            module=call.module,
+            candidate_module=call.candidate_module,
+            check=check,
+            into=child,
+            path=edge.path,
+            call=call.n,
+            rank=rank,
+            verdict=verdict or Verdict.ALIGNED,
+            arm=assessment.arm,
+            recipe=None if ruling.recipe is None else ruling.recipe.name,
+            dtype=str(edge.cand.data.dtype).removeprefix("torch."),
+            order=edge.order,
+            evidence=assessment.evidence,
+            note=_note(code, assessment),
+            smallest_gain=smallest_gain,
         )
+        if self.observer is not None and not ruling.is_of_choice:
+            profile = self.observer.look(
+                judgement,
+                edge,
+                band=None if ruling.recipe is None else ruling.band,
+                judged=ruling.judged,
+                view=self.view,
+                bench=self.bench,
+            )
+            judgement = replace(judgement, profile=profile)
+        self.judgements.append(judgement)
         if verdict is None or assessment.arm is None:
             return
         if child is None and check in (Check.FUNCTION, Check.WIRING):

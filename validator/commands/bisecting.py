@@ -8,6 +8,7 @@ import typer
 from validator.commands.options import (
     Device,
     Dtype,
+    HtmlFile,
     JsonFile,
     Nproc,
     Plant,
@@ -16,7 +17,8 @@ from validator.commands.options import (
     TensorParallel,
     Timeout,
 )
-from validator.commands.running import clear, one_message, write_json
+from validator.commands.running import clear, one_message, write_json, writing
+from validator.errors import UsageError
 from validator.terminal import progress_bars, show, target_output_on_stderr
 
 __all__ = ["bisect"]
@@ -37,6 +39,7 @@ def bisect(
         Path | None, typer.Option("--capture", metavar="NAME", help="Search this capture; run no candidate.")
     ] = None,
     json_path: JsonFile = None,
+    html_path: HtmlFile = None,
     keep: Annotated[
         Path | None,
         typer.Option("--keep", metavar="FOLDER", help="Keep each step here, and go on from what is there."),
@@ -83,7 +86,13 @@ def bisect(
     if json_path not in (None, "-"):
         with one_message():
             clear("--json", Path(json_path), {"the target": target})
-    if swap or options is not None or metric is not None or limit is not None:
+    is_swapping = swap or options is not None or metric is not None or limit is not None
+    if html_path is not None:
+        with one_message(json_path):
+            if is_swapping:
+                raise UsageError("--html shows the edges that a search judged, and --swap judges none")
+            clear("--html", html_path, {"the target": target})
+    if is_swapping:
         with one_message(json_path):
             with target_output_on_stderr(), progress_bars() as progress:
                 from validator.target_swap import swap_target
@@ -129,10 +138,14 @@ def bisect(
                 timeout_s=timeout,
                 plant=plant,
                 repro=repro,
+                profiles=html_path is not None,
                 progress=progress,
             )
         if json_path is not None:
             write_json(json_path, result.to_json())
+        if html_path is not None:
+            with writing("--html", html_path):
+                result.write_html(html_path)
         if json_path != "-":
             show(result)
     raise typer.Exit(result.exit_code)

@@ -5,13 +5,17 @@ from typing import Annotated
 
 import typer
 
+from validator.commands.files import ResultFiles
 from validator.commands.options import (
+    CsvFile,
     Device,
     Dtype,
     Exclude,
+    HtmlFile,
     Include,
     JsonFile,
     LevelName,
+    MarkdownFile,
     Nproc,
     Plant,
     RecipeName,
@@ -19,7 +23,7 @@ from validator.commands.options import (
     TensorParallel,
     Timeout,
 )
-from validator.commands.running import clear, one_message, write_json
+from validator.commands.running import one_message
 from validator.terminal import progress_bars, show, target_output_on_stderr
 
 __all__ = ["check"]
@@ -38,8 +42,11 @@ def check(
         Path | None, typer.Option("--capture", metavar="NAME", help="Judge this capture; run no candidate.")
     ] = None,
     json_path: JsonFile = None,
+    html_path: HtmlFile = None,
+    csv_path: CsvFile = None,
+    markdown_path: MarkdownFile = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the candidate's capture here.")
+        Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep both captures and all values here.")
     ] = None,
     timeout: Timeout = None,
     level: LevelName = "full",
@@ -56,9 +63,9 @@ def check(
     Loading a target runs its code. Exit codes: 0 aligned, 1 divergent or undeclared precision,
     2 could not compare, 3 inconclusive.
     """
-    if json_path not in (None, "-"):
-        with one_message():
-            clear("--json", Path(json_path), {"the target": target})
+    files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
+    with one_message():
+        files.clear({"the target": target})
     with one_message(json_path):
         with target_output_on_stderr(), progress_bars() as progress:
             from validator.api import check_target
@@ -78,10 +85,10 @@ def check(
                 level=level,
                 plant=plant,
                 repro=repro,
+                profiles=html_path is not None,
                 progress=progress,
             )
-        if json_path is not None:
-            write_json(json_path, result.to_json())
+        files.write(result)
         if json_path != "-":
             show(result)
     raise typer.Exit(result.exit_code)

@@ -8,12 +8,15 @@ import typer
 __all__ = [
     "Baselines",
     "CardCounts",
+    "CsvFile",
     "Device",
     "Dtype",
     "Exclude",
+    "HtmlFile",
     "Include",
     "JsonFile",
     "LevelName",
+    "MarkdownFile",
     "Nproc",
     "Plant",
     "RecipeName",
@@ -88,4 +91,16 @@ Timeout = Annotated[
 JsonFile = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout, without text."),
+]
+HtmlFile = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write one page with figures; it opens without a network."),
+]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", help="Write the figures, one row an edge or tensor."),
+]
+MarkdownFile = Annotated[
+    Path | None,
+    typer.Option("--markdown", metavar="FILE", help="Write a summary, such as for a pull request comment."),
 ]

@@ -77,10 +77,8 @@ def run(
         "long": long or None,
     }
     with one_message():
-        from validator.testing.suites import run_suites, suite_path
-
-        found = {f"the suite {name}": suite_path(name)[0] for name in suites or []}
-        read = {name: path for name, path in found.items() if path.is_file()}  # beside tests a result may lie
+        named = {f"the suite {name}": Path(name.partition("::")[0]) for name in suites or []}
+        read = {name: path for name, path in named.items() if path.is_file()}  # beside tests a result may lie
         if target is not None:
             read["the target"] = Path(target)
         files = {"--json": None if json_path == "-" else json_path, "--junit": junit, "--markdown": markdown}
@@ -88,6 +86,8 @@ def run(
             if path is not None:
                 clear(option, Path(path), read)
     with one_message(json_path):
+        from validator.testing.suites import run_suites
+
         summary = run_suites(suites or [], options=options, junit=junit)
         summary.require_sound()
         if json_path is not None:

@@ -1,6 +1,5 @@
 """A search as terminal text and as JSON: a result of `check` with the path that was taken and its cost."""
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,9 +17,11 @@ from validator.checks.findings import Finding, Judgement, Verdict
 from validator.report import facts, json_report, phrases, text
 from validator.report.phrases import printable
 from validator.report.result import EXIT_CODES
+from validator.report.screen import plain_text
 
 __all__ = ["BisectionResult"]
 
+_COLUMNS = ("step", "captured", "runs", "size", "verdict")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -83,11 +84,23 @@ class BisectionResult:
         """Write the document of schema 1 to `path`, replacing what is there."""
         Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
+    def to_html(self) -> str:
+        """Return a page with all figures; those of single edges need profiles, which the search can keep."""
+        from validator.report.page.rendering import SearchPath, to_html
+
+        found = self.bisection
+        search = SearchPath(
+            columns=_COLUMNS, rows=tuple(map(_row, found.path)), lines=tuple(_conclusions(found))
+        )
+        return to_html(found.outcome, search=search)
+
+    def write_html(self, path: str | PathLike[str]) -> None:
+        """Write the page to `path`, replacing what is there."""
+        Path(path).write_text(self.to_html(), encoding="utf-8")
+
     def __str__(self) -> str:
         """Return the terminal text without colours, 80 columns wide."""
-        stream = io.StringIO()
-        Console(file=stream, width=80, color_system=None, legacy_windows=False).print(self)
-        return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n"))
+        return plain_text(self)
 
     def __rich__(self) -> RenderableType:
         """Return the terminal text for a rich console."""
@@ -96,16 +109,24 @@ class BisectionResult:
 
 def _path(found: Bisection) -> Iterator[RenderableType]:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in ("step", "captured", "runs", "size", "verdict"):
+    for column in _COLUMNS:
         table.add_column(column, justify="right" if column in ("runs", "size") else "left", overflow="fold")
     for step in found.path:
-        row = (step.name, _captured(step), str(step.runs), _size(step.size_bytes), step.verdict)
-        table.add_row(*(printable(cell) for cell in row))
+        table.add_row(*map(printable, _row(step)))
     yield table
     yield Text("")
-    yield Text(printable(_cost(found.cost)))
+    for line in _conclusions(found):
+        yield Text(printable(line))
+
+
+def _row(step: Step) -> tuple[str, ...]:
+    return step.name, _captured(step), str(step.runs), _size(step.size_bytes), step.verdict
+
+
+def _conclusions(found: Bisection) -> Iterator[str]:
+    yield _cost(found.cost)
     if found.claim is not None:
-        yield Text(printable(_verified(found.claim)))
+        yield _verified(found.claim)
 
 
 def _captured(step: Step) -> str:

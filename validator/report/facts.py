@@ -10,11 +10,15 @@ from validator.checks.findings import Check, Finding, Judgement, Outcome, Verdic
 __all__ = [
     "checked",
     "first_divergence",
+    "first_judgement",
+    "is_of",
+    "layer_of",
     "layers",
     "mesh_axes",
     "recipes",
     "side",
     "storage_format",
+    "subject",
     "world_size",
 ]
 
@@ -26,6 +30,28 @@ def first_divergence(outcome: Outcome) -> Finding | None:
     return next((f for f in outcome.findings if f.verdict is Verdict.DIVERGENT), None)
 
 
+def subject(outcome: Outcome) -> Finding | None:
+    """Return the finding that a report opens with: the first divergence, else the first finding, or None."""
+    return first_divergence(outcome) or next(iter(outcome.findings), None)
+
+
+def first_judgement(outcome: Outcome) -> int | None:
+    """Return the position, among the judgements, of the edge that the first divergence is of, or None."""
+    first = first_divergence(outcome)
+    if first is None:
+        return None
+    return next((n for n, j in enumerate(outcome.judgements) if is_of(j, first)), None)
+
+
+def is_of(judgement: Judgement, finding: Finding) -> bool:
+    """Say whether a judgement is that of the edge that a finding is about."""
+    if judgement.verdict is Verdict.ALIGNED or judgement.verdict is Verdict.UNCHECKED:
+        return False
+    keys = [(x.module, x.check, x.into, x.path, x.call) for x in (judgement, finding)]
+    # Each rank's term of a sum is an edge by itself.
+    return keys[0] == keys[1] and (finding.check is not Check.PARTIAL or judgement.rank == finding.rank)
+
+
 def checked(outcome: Outcome) -> dict[Check, int]:
     """Count the judged edges by check; every check has a key, edges that were not judged count nowhere."""
     counts = Counter(judgement.check for judgement in _judged(outcome))
@@ -34,8 +60,13 @@ def checked(outcome: Outcome) -> dict[Check, int]:
 
 def layers(outcome: Outcome) -> int:
     """Count the layers with a judged edge: modules whose name ends in the first number of a dotted path."""
-    found = (_LAYER.match(judgement.module) for judgement in _judged(outcome))
-    return len({match.group() for match in found if match})
+    return len({layer_of(judgement.module) for judgement in _judged(outcome)} - {None})
+
+
+def layer_of(module: str) -> str | None:
+    """Return the layer that a module is or lies in: its dotted path up to the first number, or None."""
+    match = _LAYER.match(module)
+    return match.group() if match else None
 
 
 def recipes(outcome: Outcome) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Ve
 from validator.report import facts, phrases
 from validator.report.screen import Row, Section
 
-__all__ = ["first_section", "further_section", "missing_recipe"]
+__all__ = ["cells", "finding_section", "first_section", "further_section", "missing_recipe"]
 
 _FURTHER = 8
 # These checks hold the candidate to values of the reference or of another rank: there is no oracle.
@@ -21,28 +21,50 @@ _WITHOUT_ORACLE = {
 
 
 def first_section(outcome: Outcome, finding: Finding) -> Section:
-    """Return everything that is known of one finding, as STYLE's example shows it."""
+    """Return everything that is known of the first finding, as STYLE's example shows it."""
+    return finding_section(outcome, finding, place="first ")
+
+
+def finding_section(outcome: Outcome, finding: Finding, place: str = "") -> Section:
+    """Return everything that is known of one finding.
+
+    Args:
+        outcome: that it is of.
+        finding: the finding.
+        place: what comes before the word for its kind: `"first "` or nothing.
+    """
     kind = "divergence" if finding.verdict is Verdict.DIVERGENT else "undeclared precision"
     call = f", call {finding.call}" if finding.call else ""
     before = sum(j.order < finding.order and j.verdict is Verdict.ALIGNED for j in outcome.judgements)
     edges = f"{phrases.count(before, 'edge')} before it {'is' if before == 1 else 'are'} aligned"
     how = f"{finding.check} check{call}" + (f"; {edges}" if before else "")
     return Section(
-        title=f"{phrases.edge_name(finding)}: first {kind} ({how})",
+        title=f"{phrases.edge_name(finding)}: {place}{kind} ({how})",
         rows=tuple(_rows(outcome, finding)),
     )
 
 
 def further_section(findings: Sequence[Finding]) -> Section:
     """Return one aligned line for each of the first findings, and how many more there are."""
-    cells = [_cells(finding) for finding in findings[:_FURTHER]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    shown = [cells(finding) for finding in findings[:_FURTHER]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown]
     if len(findings) > _FURTHER:
         lines.append(f"... and {len(findings) - _FURTHER} more")
     return Section(
         title=phrases.count(len(findings), "further finding"),
         rows=tuple(Row(text=line) for line in lines),
+    )
+
+
+def cells(finding: Finding) -> tuple[str, ...]:
+    """Return the edge, the check, the rank, how far off it is, and what it looks like."""
+    return (
+        phrases.edge_name(finding),
+        finding.check,
+        "" if finding.rank is None else f"rank {finding.rank}",
+        _figure(finding),
+        phrases.signature(finding.signature) if finding.signature else "",
     )
 
 
@@ -132,16 +154,6 @@ def _worst_ulp(evidence: Evidence) -> float | None:
     if evidence.max_over_band is None or not evidence.worst_allowed_ulp:
         return evidence.ulp_error_max
     return evidence.max_over_band * evidence.worst_allowed_ulp
-
-
-def _cells(finding: Finding) -> tuple[str, ...]:
-    return (
-        phrases.edge_name(finding),
-        finding.check,
-        "" if finding.rank is None else f"rank {finding.rank}",
-        _figure(finding),
-        phrases.signature(finding.signature) if finding.signature else "",
-    )
 
 
 def _figure(finding: Finding) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from importlib import resources
 from typing import Any
 
-from validator.checks.findings import Evidence, Finding, Outcome, Signature, Unchecked
+from validator.checks.findings import Evidence, Finding, Judgement, Outcome, Signature, Unchecked
 from validator.errors import ValidatorError
 from validator.report import facts
 
@@ -36,6 +36,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             "unobservable": [dataclasses.asdict(item) for item in outcome.unobservable],
             "smallest_gains": _smallest_gains(outcome),
         },
+        "edges": [_edge(judgement) for judgement in outcome.judgements],
         "distribution": outcome.distribution,
         "run": outcome.run,
         "why_inconclusive": outcome.why_inconclusive,
@@ -107,6 +108,20 @@ def _smallest_gains(outcome: Outcome) -> list[dict[str, Any]]:
         for judgement in outcome.judgements
         if judgement.smallest_gain is not None
     ]
+
+
+def _edge(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "module": judgement.module,
+        "check": judgement.check,
+        "into": judgement.into,
+        "path": judgement.path,
+        "call": judgement.call,
+        "rank": judgement.rank,
+        "verdict": judgement.verdict,
+        "recipe": judgement.recipe,
+        "max_over_band": judgement.evidence.max_over_band,
+    }
 
 
 def plain(value: Any) -> Any:

@@ -1,17 +1,9 @@
 """What `validator.compare` returns: a comparison of two captures that shows, saves and tabulates itself."""
 
 import dataclasses
-import io
-import json
 import math
 from collections.abc import Iterator
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from validator.capturing.noise import Noise
 from validator.checks.findings import Finding, Verdict
@@ -21,6 +13,9 @@ from validator.numerics.metrics import Metrics
 from validator.report import phrases
 from validator.report.json_report import SCHEMA_VERSION, finding_json, plain
 from validator.report.result import EXIT_CODES
+from validator.report.screen import Column, Kind, Row, Screen, Section, Table
+from validator.report.shown import Shown
+from validator.report.text import STYLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,11 +25,6 @@ __all__ = ["ComparisonResult"]
 _SHOWN = 15
 _WIDE = 100
 """Columns of a terminal that has room for the worst slices beside the modules' names."""
-_STYLES = {
-    Verdict.ALIGNED: "bold green",
-    Verdict.DIVERGENT: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
-}
 _PAIR_COLUMNS = (
     "module",
     "candidate_module",
@@ -54,8 +44,10 @@ _SLICE_COLUMNS = ("worst_slice_dim", "worst_slice_meaning", "worst_slice_index",
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ComparisonResult:
+class ComparisonResult(Shown):
     """The answer to "how far apart are these two captures?". It prints as one screen of text."""
+
+    text_width: ClassVar[int] = 120
 
     comparison: Comparison
 
@@ -119,39 +111,18 @@ class ComparisonResult:
         )
         return document
 
-    def write_json(self, path: str | PathLike[str]) -> None:
-        """Write the document of schema 1 to `path`, replacing what is there."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-
-    def __str__(self) -> str:
-        """Return the terminal text without colours, 120 columns wide."""
-        stream = io.StringIO()
-        Console(file=stream, width=120, color_system=None, legacy_windows=False).print(self)
-        return stream.getvalue().rstrip("\n")
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the verdict, the worst pairs, and what else a reader must know."""
-        pairs = self.comparison.pairs
-        differing = sorted((pair for pair in pairs if pair.differs), key=_badness, reverse=True)
-        yield Text(_headline(self.comparison, len(differing)), style=_STYLES[self.verdict])
-        if differing:
-            yield Text("")
-            yield _table(
-                differing[:_SHOWN],
-                is_judged=self.comparison.noise is not None,
-                has_slices=options.max_width >= _WIDE,
-            )
-        remarks = Table.grid(padding=(0, 2))
-        for label, text in _remarks(self.comparison, differing):
-            remarks.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
-        if remarks.row_count:
-            yield Text("")
-            yield remarks
-
-    def _repr_html_(self) -> str:
-        console = Console(record=True, file=io.StringIO(), width=120)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    def __rich__(self) -> Screen:
+        """Return the verdict, the worst pairs, and what else a reader must know."""
+        comparison = self.comparison
+        differing = sorted((pair for pair in comparison.pairs if pair.differs), key=_badness, reverse=True)
+        return Screen(
+            headline=_headline(comparison, len(differing)),
+            style=STYLES[self.verdict],
+            sections=(
+                _table(differing[:_SHOWN], is_judged=comparison.noise is not None),
+                Section(rows=tuple(_remarks(comparison, differing))),
+            ),
+        )
 
 
 def _pair_json(pair: Pair) -> dict[str, Any]:
@@ -191,14 +162,15 @@ def _headline(comparison: Comparison, differing: int) -> str:
     return f"inconclusive: {total} agree, but not all could be compared"
 
 
-def _table(pairs: list[Pair], *, is_judged: bool, has_slices: bool) -> Table:
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    for name in ("worst first", "tensor"):
-        table.add_column(name, overflow="fold")
-    for name in ("rel_l2", "max_abs", "of noise" if is_judged else "ulp p99", "ulp max", "differ"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if has_slices:
-        table.add_column("worst slice", overflow="fold")
+def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
+    figures = ("rel_l2", "max_abs", "of noise" if is_judged else "ulp p99", "ulp max", "differ")
+    columns = (
+        Column(name="worst first", kind=Kind.NAME),
+        Column(name="tensor", kind=Kind.NAME),
+        *(Column(name=name, kind=Kind.NUMBER) for name in figures),
+        Column(name="worst slice", least_width=_WIDE),
+    )
+    rows = []
     for pair in pairs:
         metrics = pair.metrics
         cells = (
@@ -209,33 +181,42 @@ def _table(pairs: list[Pair], *, is_judged: bool, has_slices: bool) -> Table:
             _figure(_judged(pair)[3] if is_judged else metrics.ulp_steps_p99),
             _figure(metrics.ulp_steps_max),
             phrases.percent(metrics.mismatched, metrics.elements or 1),
-            *((_slice_name(pair),) if has_slices else ()),
+            _slice_name(pair),
         )
-        table.add_row(*(Text(phrases.printable(cell)) for cell in cells))
-    return table
+        rows.append(cells)
+    return Table(columns=columns, rows=tuple(rows))
 
 
-def _remarks(comparison: Comparison, differing: list[Pair]) -> Iterator[tuple[str, str]]:
+def _remarks(comparison: Comparison, differing: list[Pair]) -> Iterator[Row]:
     if len(differing) > _SHOWN:
-        yield "more", f"{len(differing) - _SHOWN} more differ: --csv FILE or --json FILE has all of them"
+        yield Row(
+            label="more",
+            text=f"{len(differing) - _SHOWN} more differ: --csv FILE or --json FILE has all of them",
+        )
     first = comparison.first_difference
     if comparison.findings:
-        yield "what", comparison.findings[0].summary
+        yield Row(label="what", text=comparison.findings[0].summary)
     elif first is not None:
-        yield "first", f"{phrases.module_name(first.module)}, {_tensor_name(first)} differs first"
+        yield Row(
+            label="first", text=f"{phrases.module_name(first.module)}, {_tensor_name(first)} differs first"
+        )
     if comparison.noise is not None:
-        yield "noise", _noise_text(comparison.noise)
+        yield Row(label="noise", text=_noise_text(comparison.noise))
     broken = [pair for pair in differing if pair.metrics.class_mismatched]
     if broken:
-        yield "class", f"NaN or infinity on one side alone in {phrases.count(len(broken), 'tensor')}"
+        yield Row(
+            label="class", text=f"NaN or infinity on one side alone in {phrases.count(len(broken), 'tensor')}"
+        )
     for why in comparison.why_inconclusive:
-        yield "why", why
+        yield Row(label="why", text=why)
     for note in comparison.notes:
-        yield "note", note
+        yield Row(label="note", text=note)
     if comparison.cards is not None:
-        yield "cards", comparison.cards.summary
+        yield Row(label="cards", text=comparison.cards.summary)
     if differing:
-        yield "next", "validator check TARGET --capture CANDIDATE judges each operator of a capture"
+        yield Row(
+            label="next", text="validator check TARGET --capture CANDIDATE judges each operator of a capture"
+        )
 
 
 def _noise_text(noise: Noise) -> str:

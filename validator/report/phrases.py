@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from validator.checks.findings import Check, Finding, Signature
+from validator.checks.findings import Check, Signature
 from validator.checks.signatures import signature_words
 from validator.escapes import printable
 
 __all__ = [
     "NO_BREAK_SPACE",
+    "Edge",
     "count",
     "edge_name",
     "group",
@@ -21,6 +22,7 @@ __all__ = [
     "printable",
     "scientific",
     "shape",
+    "shown",
     "signature",
 ]
 
@@ -83,13 +85,33 @@ def group(fqns: Sequence[str]) -> str:
     return name if len(fqns) == 1 else f"{len(fqns)} modules ({name}, ...)"
 
 
-def edge_name(finding: Finding) -> str:
+class Edge(Protocol):
+    """What an edge is named by: a finding, a judgement, or an edge of a stored run."""
+
+    @property
+    def module(self) -> str:
+        """Fqn; the model itself has an empty one."""
+
+    @property
+    def check(self) -> Check:
+        """Which check judged."""
+
+    @property
+    def into(self) -> str | None:
+        """Fqn of the child whose input it is, or None."""
+
+    @property
+    def path(self) -> str:
+        """In the inputs or outputs; the name of a parameter."""
+
+
+def edge_name(edge: Edge) -> str:
     """Name the edge: the module, its parameter, or the child whose input is wrong."""
-    prefix = f"{finding.module}." if finding.module else ""
-    if finding.check is Check.PARAMETER and finding.path:
-        return prefix + finding.path.removeprefix(prefix)
-    name = module_name(finding.module)
-    return name if finding.into is None else f"{name}, into {finding.into.removeprefix(prefix)}"
+    prefix = f"{edge.module}." if edge.module else ""
+    if edge.check is Check.PARAMETER and edge.path:
+        return prefix + edge.path.removeprefix(prefix)
+    name = module_name(edge.module)
+    return name if edge.into is None else f"{name}, into {edge.into.removeprefix(prefix)}"
 
 
 def shape(sizes: Sequence[int], dims: Sequence[str] | None) -> str:
@@ -97,6 +119,11 @@ def shape(sizes: Sequence[int], dims: Sequence[str] | None) -> str:
     letters = [_DIM_LETTERS.get(dim, "") for dim in dims or [""] * len(sizes)]
     parts = (f"{letter}={n}" if letter else str(n) for letter, n in zip(letters, sizes, strict=True))
     return f"[{f',{NO_BREAK_SPACE}'.join(parts)}]"
+
+
+def shown(text: str) -> str:
+    """Return text as a page shows it: printable, with its no-break spaces."""
+    return NO_BREAK_SPACE.join(map(printable, text.split(NO_BREAK_SPACE)))
 
 
 def places(where: Mapping[str, Any]) -> str:

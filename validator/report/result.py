@@ -1,20 +1,22 @@
 """What `validator.check` returns: an outcome that shows, saves and tabulates itself."""
 
 import dataclasses
-import io
-import json
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from validator.checks.findings import Evidence, Finding, Judgement, Outcome, Verdict
 from validator.report import facts, json_report, text
+from validator.report.digest import digest
 from validator.report.screen import Screen
+from validator.report.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
+
+    from validator.report.notebook.explorer import Explorer
+    from validator.report.notebook.plots import Edge
 
 __all__ = ["EXIT_CODES", "Result"]
 
@@ -24,12 +26,15 @@ EXIT_CODES = {
     Verdict.UNDECLARED_PRECISION: 1,
     Verdict.INCONCLUSIVE: 3,
 }
-_JUDGEMENT_COLUMNS = tuple(field.name for field in dataclasses.fields(Judgement) if field.name != "evidence")
+_NOT_IN_FRAME = ("evidence", "profile")
+_JUDGEMENT_COLUMNS = tuple(
+    field.name for field in dataclasses.fields(Judgement) if field.name not in _NOT_IN_FRAME
+)
 _EVIDENCE_COLUMNS = tuple(field.name for field in dataclasses.fields(Evidence))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Result:
+class Result(Shown):
     """The answer to "does the candidate compute what the reference does?".
 
     It prints as one screen of text, in a terminal and in a notebook.
@@ -75,19 +80,47 @@ class Result:
         """Return the document of schema 1 (`validator/report/schema.json`)."""
         return json_report.to_json(self.outcome)
 
-    def write_json(self, path: str | PathLike[str]) -> None:
-        """Write the document of schema 1 to `path`, replacing what is there."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+    def figure(self, name: str, edge: "Edge" = None) -> "go.Figure":
+        """Return a plot as a plotly figure.
 
-    def __str__(self) -> str:
-        """Return the terminal text without colours, 80 columns wide."""
-        return text.to_text(self.outcome)
+        Args:
+            name: of the run `edges`, `layers`, `layers: METRIC`, `positions` or `kl`; of an edge
+                `along token` (or another dim, or `rank`), `ulp` or `values`.
+            edge: which edge: a row of the frame, a judgement or a finding; default the first divergence, else
+                the edge that is nearest to its band.
+
+        Raises:
+            UsageError: there is no such plot (the message names all), or it needs profiles, which
+                `check(..., profiles=True)` keeps.
+        """
+        from validator.report.notebook.plots import plot
+
+        return plot(self.outcome, name, edge)
+
+    def explore(self, values: str | PathLike[str] | None = None) -> "Explorer":
+        """Return an interactive view for a notebook, from layers to single elements.
+
+        Args:
+            values: the folder of `check --keep FOLDER`, of whose `judged.h5` only what is looked at is read;
+                None shows no single elements.
+
+        Raises:
+            CaptureError: that file is damaged or none.
+        """
+        from validator.report.notebook.explorer import explore
+
+        return explore(self.outcome, None if values is None else Path(values))
+
+    def to_html(self) -> str:
+        """Return the page with all figures; those of single edges need the profiles that `check` can keep."""
+        from validator.report.page.rendering import to_html
+
+        return to_html(self.outcome)
 
     def __rich__(self) -> Screen:
         """Return the terminal text for a rich console."""
         return text.render(self.outcome)
 
-    def _repr_html_(self) -> str:
-        console = Console(record=True, file=io.StringIO(), width=100)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    def page(self) -> Screen:
+        """Return all findings in a table, what was checked, and the first finding to be opened."""
+        return digest(self.outcome)

@@ -1,19 +1,22 @@
-"""Labelled rows of text that wrap to the width of the console: how a report is laid out.
+"""How a report is laid out, and drawn in a terminal: a headline, rows with labels, and tables.
 
-What is shown may hold names that users chose. It is never read as rich markup, and control
-characters are written as escapes.
+`report.markdown` and `report.notebook` draw the same screens elsewhere. What is shown may hold names that
+users chose. It is never read as rich markup, and control characters are written as escapes.
 """
 
+import io
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from validator.report.phrases import NO_BREAK_SPACE, printable
 
-__all__ = ["Row", "Screen", "Section"]
+__all__ = ["Column", "Kind", "Row", "Screen", "Section", "Table", "plain_text"]
 
 _LABEL_WIDTH = 10
 _LEAST_WIDTH = 40
@@ -34,10 +37,46 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A title, or none, and the rows under it."""
+    """A title, or none, and the rows under it.
+
+    Attributes:
+        folded: whether it is opened on request, where that is possible.
+    """
 
     title: str = ""
     rows: tuple[Row, ...]
+    folded: bool = False
+
+
+class Kind(StrEnum):
+    """What the cells of a column are: text, a number, or a name out of code."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    NAME = "name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        least_width: columns of characters that a terminal must have for this one to be shown.
+    """
+
+    name: str
+    kind: Kind = Kind.TEXT
+    least_width: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A title, or none, columns, and rows of as many cells; a table of no rows is not shown."""
+
+    title: str = ""
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +85,47 @@ class Screen:
 
     headline: str
     style: str
-    sections: tuple[Section, ...]
+    sections: tuple[Section | Table, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield one `Text` a line, without trailing spaces."""
+        """Yield one `Text` a line, without trailing spaces, and tables."""
         width = max(options.max_width, _LEAST_WIDTH)
         for line in _wrap(self.headline, width, indent=2):
             yield Text(line, style=self.style)
         for section in self.sections:
+            if not section.rows:
+                continue
             yield Text("")
             for line in _wrap(section.title, width, indent=2):
                 yield Text(line, style="bold")
+            if isinstance(section, Table):
+                yield _table(section, width)
+                continue
             column = max(_LABEL_WIDTH, *(len(row.label) for row in section.rows)) + 2
             for row in section.rows:
                 yield from _row(row, width, column)
+
+
+def plain_text(screen: RenderableType, width: int = 80) -> str:
+    """Return what rich draws without colours, wrapped at `width` columns, without a trailing newline."""
+    stream = io.StringIO()
+    # In a notebook a console would show the text instead of writing it.
+    console = Console(file=stream, width=width, color_system=None, legacy_windows=False, force_jupyter=False)
+    console.print(screen)
+    return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n"))
+
+
+def _table(table: Table, width: int) -> RichTable:
+    drawn = RichTable(box=None, pad_edge=True, header_style="dim")
+    shown = [i for i, column in enumerate(table.columns) if column.least_width <= width]
+    for column in (table.columns[i] for i in shown):
+        if column.kind is Kind.NUMBER:
+            drawn.add_column(column.name, justify="right", no_wrap=True)
+        else:
+            drawn.add_column(column.name, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(printable(row[i])) for i in shown))
+    return drawn
 
 
 def _row(row: Row, width: int, column: int) -> Iterator[Text]:

@@ -1,7 +1,6 @@
 """What `validator bisect --swap` shows and saves: a headline, a table a search, and JSON of schema 1."""
 
 import dataclasses
-import io
 import json
 from collections.abc import Iterator
 from os import PathLike
@@ -16,6 +15,7 @@ from validator.checks.findings import Verdict
 from validator.report import phrases
 from validator.report.json_report import SCHEMA_VERSION, plain
 from validator.report.result import EXIT_CODES
+from validator.report.screen import plain_text
 from validator.swapping.metrics import Kind
 from validator.swapping.records import Level, Swap
 
@@ -92,9 +92,7 @@ class SwapResult:
 
     def __str__(self) -> str:
         """Return the terminal text without colours, 100 columns wide."""
-        stream = io.StringIO()
-        Console(file=stream, width=100, color_system=None, legacy_windows=False).print(self)
-        return stream.getvalue().rstrip("\n")
+        return plain_text(self, 100)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the verdict, a table for each search, and what else a reader must know."""

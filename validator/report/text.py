@@ -4,19 +4,16 @@ The first line is the verdict; then the first finding with its evidence, the oth
 was checked and what was not, and the end-to-end figures.
 """
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
-from validator.checks.findings import Check, Finding, Outcome, Unchecked, Unobservable, Verdict
+from validator.checks.findings import Check, Outcome, Unchecked, Unobservable, Verdict
 from validator.report import facts, finding_text, phrases
-from validator.report.screen import Row, Screen, Section
+from validator.report.screen import Row, Screen, Section, Table, plain_text
 
-__all__ = ["render", "to_text"]
+__all__ = ["STYLES", "checked_section", "headline", "render", "to_text"]
 
-_STYLES = {
+STYLES = {
     Verdict.ALIGNED: "bold green",
     Verdict.UNDECLARED_PRECISION: "bold yellow",
     Verdict.DIVERGENT: "bold red",
@@ -29,27 +26,25 @@ _NOTES = 5
 
 def render(outcome: Outcome) -> Screen:
     """Return the outcome as a rich renderable; it wraps to the width of the console that prints it."""
-    subject = facts.first_divergence(outcome) or next(iter(outcome.findings), None)
-    sections = []
+    subject = facts.subject(outcome)
+    sections: list[Section | Table] = []
     if subject is not None:
         sections.append(finding_text.first_section(outcome, subject))
         others = [finding for finding in outcome.findings if finding is not subject]
         if others:
             sections.append(finding_text.further_section(others))
-    sections.append(Section(rows=tuple(_summary(outcome))))
-    return Screen(
-        headline=_headline(outcome, subject), style=_STYLES[outcome.verdict], sections=tuple(sections)
-    )
+    sections.append(checked_section(outcome))
+    return Screen(headline=headline(outcome), style=STYLES[outcome.verdict], sections=tuple(sections))
 
 
 def to_text(outcome: Outcome, width: int = 80) -> str:
     """Return the outcome as plain text, wrapped at `width` columns, without a trailing newline."""
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, legacy_windows=False).print(render(outcome))
-    return stream.getvalue().rstrip("\n")
+    return plain_text(render(outcome), width)
 
 
-def _headline(outcome: Outcome, subject: Finding | None) -> str:
+def headline(outcome: Outcome) -> str:
+    """Return the verdict in one sentence, with the first finding where there is one."""
+    subject = facts.subject(outcome)
     verdict = outcome.verdict.replace("_", " ")
     if outcome.verdict is Verdict.INCONCLUSIVE:
         return f"{verdict}: nothing differs beyond rounding, but too little was checked to call it aligned"
@@ -59,6 +54,11 @@ def _headline(outcome: Outcome, subject: Finding | None) -> str:
     recipe = finding_text.missing_recipe(subject)
     needs = f"; recipe {recipe} would explain it" if recipe else ""
     return f"{verdict}: first at {phrases.edge_name(subject)}{rank}{needs}"
+
+
+def checked_section(outcome: Outcome) -> Section:
+    """Return what was checked and what was not, the end-to-end figures, and notes."""
+    return Section(rows=tuple(_summary(outcome)))
 
 
 def _explained(outcome: Outcome) -> str:

@@ -1,12 +1,8 @@
 """The text of a test that failed: the first finding, short enough for one screen."""
 
-import io
-
-from rich.console import Console
-
 from validator.checks.findings import Outcome
 from validator.report import facts, finding_text, text
-from validator.report.screen import Screen, Section
+from validator.report.screen import Screen, Section, plain_text
 from validator.testing.lines import WIDTH
 
 __all__ = ["failure_text"]
@@ -21,8 +17,7 @@ def failure_text(outcome: Outcome) -> str:
     The headline and the first finding with its evidence, the first of the further ones, and where there is
     none the reasons why the outcome is inconclusive. The rest is for the report.
     """
-    whole = text.render(outcome)
-    subject = facts.first_divergence(outcome) or next(iter(outcome.findings), None)
+    subject = facts.subject(outcome)
     sections: list[Section] = []
     if subject is not None:
         sections.append(finding_text.first_section(outcome, subject))
@@ -30,15 +25,9 @@ def failure_text(outcome: Outcome) -> str:
         if others:
             sections.append(_first_rows(finding_text.further_section(others), _FURTHER))
     else:
-        sections.append(_first_rows(whole.sections[-1], _REASONS))
-    return _plain(Screen(headline=whole.headline, style="", sections=tuple(sections)))
+        sections.append(_first_rows(text.checked_section(outcome), _REASONS))
+    return plain_text(Screen(headline=text.headline(outcome), style="", sections=tuple(sections)), WIDTH)
 
 
 def _first_rows(section: Section, number: int) -> Section:
     return Section(title=section.title, rows=section.rows[:number])
-
-
-def _plain(screen: Screen) -> str:
-    stream = io.StringIO()
-    Console(file=stream, width=WIDTH, color_system=None, legacy_windows=False).print(screen)
-    return stream.getvalue().rstrip("\n")

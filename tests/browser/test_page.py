@@ -1,0 +1,321 @@
+"""The page of a healthy and of a faulty run on 4 ranks in a real browser: each control, and what is shown."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Opened
+from tests.report.page.test_rendering import hostile
+from validator.api import check_target
+from validator.checks.findings import Outcome, Verdict
+from validator.report.figures.drawing import edge_label, over_band
+from validator.report.figures.layers import LAYER_METRICS
+from validator.report.result import Result
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+Open = Callable[..., Opened]
+Written = tuple[Path, Result]
+
+
+def written(target: str, folder: Path) -> Written:
+    result = check_target(str(EXAMPLES / target), nproc=4, profiles=True)
+    result.write_html(folder / "page.html")
+    return folder / "page.html", result
+
+
+@pytest.fixture(scope="module")
+def faulty(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written("tiny_dense_faulty.py", tmp_path_factory.mktemp("faulty"))
+
+
+@pytest.fixture(scope="module")
+def healthy(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written("tiny_dense.py", tmp_path_factory.mktemp("healthy"))
+
+
+def first_of(result: Result) -> tuple[int, str]:
+    """Return position and label of the judgement that the first divergence is of."""
+    first = result.first_divergence
+    assert first is not None
+    (found,) = (
+        (n, edge_label(j))
+        for n, j in enumerate(result.outcome.judgements)
+        if j.order == first.order and j.verdict == first.verdict
+    )
+    return found
+
+
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_it_opens_without_a_complaint_a_request_or_a_sideways_scroll(
+    open_page: Open, faulty: Written, width: int, color_scheme: str
+) -> None:
+    path, _ = faulty
+    opened = open_page(path, width=width, color_scheme=color_scheme)
+    for place in (
+        "#plot-edges",
+        "#plot-layers",
+        "#edge-figures .plot >> nth=0",
+        "#plot-kl",
+        "#plot-positions",
+    ):
+        opened.page.locator(place).scroll_into_view_if_needed()
+        opened.page.wait_for_function(
+            "place => place.dataset.drawn", arg=opened.page.locator(place).element_handle()
+        )
+    assert opened.complaints == []
+    assert opened.requests == [path.as_uri()]
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_first_sentence_and_the_panel_are_of_the_first_divergence(
+    open_page: Open, faulty: Written
+) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    first = result.to_json()["first_divergence"]
+    heading = opened.page.locator("h1").inner_text()
+    assert heading.startswith("divergent: first at ")
+    assert first["module"] in heading
+    assert f"rank {first['rank']}" in heading
+    assert opened.edge_name() == first_of(result)[1]
+    assert first["summary"] in opened.page.locator("#edge-findings").inner_text()
+
+
+def test_a_healthy_run_has_no_mark_and_no_finding(open_page: Open, healthy: Written) -> None:
+    path, result = healthy
+    opened = open_page(path)
+    assert opened.page.locator("h1").inner_text().startswith("aligned: ")
+    assert "annotations" not in opened.plot("#plot-edges")["layout"]
+    assert opened.page.locator("#findings").inner_text().split() == ["Findings", "None."]
+    assert opened.page.locator("button.edge.divergent").count() == 0
+    assert opened.page.locator("#edge-figures .plot").count() >= 3  # of the edge that is nearest to its band
+    assert opened.page.locator("button.edge").count() == len(result.outcome.judgements)
+    assert opened.complaints == []
+
+
+def test_the_points_are_the_edges_of_the_result(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    shown = open_page(path).plot("#plot-edges")
+    heights = {n: y for trace in shown["data"] for n, y in zip(trace["customdata"], trace["y"], strict=True)}
+    assert len(heights) == len(result.outcome.judgements)
+    for n, judgement in enumerate(result.outcome.judgements):
+        value = over_band(judgement)
+        if 1e-2 < value < math.inf:
+            assert heights[n] == pytest.approx(value, rel=6e-3)
+    (note,) = shown["layout"]["annotations"]
+    assert note["x"] == first_of(result)[0]
+
+
+def test_a_point_that_is_clicked_is_shown(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path, at="#edge=0")
+    first, name = first_of(result)
+    assert opened.edge_name() == edge_label(result.outcome.judgements[0])
+    opened.plot("#plot-edges")
+    x, y = opened.page.evaluate(
+        """n => {
+          const figure = document.getElementById("plot-edges"), layout = figure._fullLayout;
+          const trace = figure.data.find(trace => trace.customdata.includes(n));
+          const place = figure.getBoundingClientRect(), at = trace.customdata.indexOf(n);
+          return [place.left + layout.xaxis._offset + layout.xaxis.d2p(trace.x[at]),
+                  place.top + layout.yaxis._offset + layout.yaxis.d2p(trace.y[at])];
+        }""",
+        first,
+    )
+    opened.page.mouse.move(x, y, steps=3)
+    opened.page.mouse.click(x, y)
+    opened.page.wait_for_function(
+        "name => document.getElementById('edge-name').textContent === name", arg=name
+    )
+    assert opened.page.url.endswith(f"#edge={first}")
+
+
+def test_each_metric_has_its_heat_map(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    assert set(opened.plot("#plot-layers")["data"][0]["y"]) == set(LAYER_METRICS)
+    for metric in LAYER_METRICS:
+        opened.page.select_option("#metric", metric)
+        (heat,) = opened.plot("#plot-layers")["data"]
+        assert "mlp.down_proj" in heat["y"]
+        assert heat["x"] == ["0", "1", "2", "3", "outside"]
+    opened.page.select_option("#metric", next(iter(LAYER_METRICS)))
+    (heat,) = opened.plot("#plot-layers")["data"]
+    assert heat["customdata"][heat["y"].index("mlp.down_proj")][2] == first_of(result)[0]
+
+
+def test_edges_are_chosen_from_the_list_and_one_after_the_other(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    names = [edge_label(judgement) for judgement in result.outcome.judgements]
+    assert opened.page.locator("#choice option").all_inner_texts() == names
+    opened.page.select_option("#choice", "60")
+    assert opened.edge_name() == names[60]
+    opened.page.click("#next")
+    assert opened.edge_name() == names[61]
+    opened.page.click("#previous")
+    opened.page.click("#previous")
+    assert opened.edge_name() == names[59]
+    assert opened.complaints == []
+
+
+def test_the_tree_opens_at_the_guilty_module_and_works_by_keyboard(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    page = opened.page
+    first, _ = first_of(result)
+    assert page.locator(f'button.edge[data-edge="{first}"]').is_visible()
+    closed = page.locator("summary", has_text="lm_head")
+    inside = closed.locator("xpath=..").locator("button.edge").first
+    assert not inside.is_visible()
+    closed.focus()
+    page.keyboard.press("Enter")
+    assert inside.is_visible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert opened.edge_name().startswith("lm_head")
+    assert inside.get_attribute("aria-current") == "true"
+    assert page.locator("button.edge[aria-current]").count() == 1
+
+
+def test_the_panel_shows_what_the_profile_holds(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    first, _ = first_of(result)
+    judgement = result.outcome.judgements[first]
+    assert judgement.profile is not None
+    window = judgement.profile.window
+    assert window is not None
+    for line in judgement.profile.lines:
+        largest = opened.plot(f'[data-figure="along {line.axis}"]')["data"][0]
+        assert len(largest["x"]) == len(line.starts)
+        assert max(largest["y"]) == pytest.approx(max(line.largest), rel=6e-3)
+    bars = opened.plot('[data-figure="ulp"]')["data"][0]
+    assert sum(bars["y"]) == sum(judgement.profile.ulp_counts)
+    row, column = (place - start for place, start in zip(window.worst[-2:], window.start[-2:], strict=True))
+    worst = opened.page.locator("td.worst").all_inner_texts()
+    assert worst == [
+        f"{window.candidate[row][column]:.6g}",
+        f"{window.oracle[row][column]:.6g}",
+        f"{window.allowed[row][column]:.3g}",
+    ]
+    assert "outside" in (opened.page.locator("td.worst").first.get_attribute("class") or "")
+
+
+def test_the_output_is_shown_position_by_position(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    output, figures = result.outcome.output, result.outcome.distribution
+    assert output is not None
+    assert figures is not None
+    lines = opened.plot("#plot-kl")["data"]
+    assert sum(len(line["x"]) for line in lines) == figures["positions"] == len(output.kl)
+    assert max(max(line["y"]) for line in lines) == pytest.approx(figures["kl"]["max"], rel=6e-3)
+    rows = opened.page.locator("#output tbody tr")
+    assert rows.count() == len(output.worst)
+    assert [row["position"] for row in figures["worst"]] == [
+        list(position.place) for position in output.worst
+    ]
+    token, probability = output.worst[0].candidate[0]
+    assert f"{token} {probability:.4f}" in rows.first.locator("td").last.inner_text()
+
+
+def test_the_theme_is_switched_and_the_figures_with_it(open_page: Open, faulty: Written) -> None:
+    path, _ = faulty
+    opened = open_page(path, color_scheme="light")
+
+    def colours() -> tuple[str, str]:
+        background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return background, opened.plot("#plot-edges")["layout"]["font"]["color"]
+
+    light = colours()
+    opened.page.click("#theme")
+    dark = colours()
+    assert light[0] == "rgb(255, 255, 255)"
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    opened.page.click("#theme")
+    assert colours() == light
+
+
+def test_on_paper_the_controls_are_gone_and_the_colours_are_light(open_page: Open, faulty: Written) -> None:
+    path, _ = faulty
+    opened = open_page(path, color_scheme="dark")
+    opened.page.emulate_media(media="print")
+    assert not opened.page.locator("#theme").is_visible()
+    assert not opened.page.locator("#choice").is_visible()
+    assert opened.page.locator("#findings").is_visible()
+    assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_before_it_is_printed_all_figures_are_drawn_in_light_colours(
+    open_page: Open, faulty: Written
+) -> None:
+    path, _ = faulty
+    light = open_page(path).plot("#plot-edges")["layout"]["font"]["color"]
+    opened = open_page(path, color_scheme="dark")
+    dark = opened.plot("#plot-edges")["layout"]["font"]["color"]
+    opened.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert opened.page.locator(".plot:not([data-drawn])").count() == 0
+    widths = opened.page.evaluate("[...document.querySelectorAll('.main-svg')].map(svg => svg.clientWidth)")
+    assert 0 < max(widths) <= 700  # 185 mm
+    assert opened.plot("#plot-positions")["layout"]["font"]["color"] == light
+    opened.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert opened.plot("#plot-positions")["layout"]["font"]["color"] == dark != light
+
+
+def test_links_lead_to_the_findings(open_page: Open, faulty: Written) -> None:
+    path, _ = faulty
+    opened = open_page(path)
+    opened.page.locator("#edge-findings a").click()
+    assert opened.page.url.endswith("#finding-1")
+    box = opened.page.locator("#finding-1").bounding_box()
+    assert 0 <= box["y"] < 900
+
+
+def test_names_with_html_in_them_are_never_run(open_page: Open, faulty: Written, tmp_path: Path) -> None:
+    _, result = faulty
+    outcome = hostile(replace(result.outcome, findings=result.findings[:1]))
+    Result(outcome).write_html(tmp_path / "hostile.html")
+    opened = open_page(tmp_path / "hostile.html", at="#edge=0")
+    for place in ("#plot-edges", "#plot-layers", "#plot-kl", "#plot-positions"):
+        opened.plot(place)
+    for metric in LAYER_METRICS:
+        opened.page.select_option("#metric", metric)
+        opened.plot("#plot-layers")
+    assert "<script>alert(1)</script>" in opened.edge_name()
+    assert opened.page.locator("script").count() == 4  # ours, and the library that one of them puts in
+    assert opened.page.locator("#plot-edges a, #plot-layers a, #plot-layers script").count() == 0
+    assert opened.complaints == []
+
+
+def test_a_run_in_which_nothing_was_judged_is_a_page_as_well(open_page: Open, tmp_path: Path) -> None:
+    empty = Outcome(
+        verdict=Verdict.INCONCLUSIVE, findings=(), judgements=(), why_inconclusive=("nothing ran",)
+    )
+    Result(empty).write_html(tmp_path / "empty.html")
+    opened = open_page(tmp_path / "empty.html")
+    opened.plot("#plot-edges")
+    opened.plot("#plot-layers")
+    opened.page.click("#next")
+    assert "nothing ran" in opened.page.locator("main").inner_text()
+    assert opened.complaints == []
+
+
+def test_what_is_shown_is_what_the_json_says(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    document = json.loads(json.dumps(result.to_json()))
+    text = opened.page.locator("#coverage").inner_text()
+    for check, n in document["checked"].items():
+        if isinstance(n, int) and n:
+            assert f"{check} {n}" in text
+    assert opened.page.locator("article").count() == len(document["findings"])
+    assert document["run"]["command"] in opened.page.locator("#run").inner_text()

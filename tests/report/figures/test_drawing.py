@@ -1,0 +1,83 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.report.conftest import finding, judgement
+from validator.checks.findings import Arm, Check, Evidence, Verdict
+from validator.report.figures.drawing import ErrorAxis, edge_label, label, over_band
+
+DOWN = judgement("model.layers.2.mlp.down_proj", Check.FUNCTION, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("<b>x</b>", "&lt;b&gt;x&lt;/b&gt;"),
+        ("<a href='javascript:x'>", "&lt;a href='javascript:x'&gt;"),
+        ("a&lt;b", "a&amp;lt;b"),
+        ("line\nbreak\x1b[31m", "line\\nbreak\\x1b[31m"),
+        ("turned\u202eback", "turned\\u202eback"),
+        ("🦙 %{x}", "🦙 %{x}"),
+    ],
+)
+def test_a_label_is_shown_as_it_is_by_plotly(name: str, shown: str) -> None:
+    assert label(name) == shown
+
+
+def test_a_long_label_keeps_both_ends() -> None:
+    shown = label(f"start{'x' * 300}end")
+    assert len(shown) == 161
+    assert shown.startswith("start")
+    assert shown.endswith("end")
+
+
+def test_an_edge_is_named_by_module_place_check_call_and_rank() -> None:
+    assert edge_label(DOWN) == "model.layers.2.mlp.down_proj (function)"
+    into = replace(DOWN, into="model.layers.2.mlp.down_proj.x", path="input", check=Check.WIRING, call=1)
+    assert edge_label(into) == "model.layers.2.mlp.down_proj, into x [input] (wiring, call 1)"
+    assert edge_label(replace(finding(), check=Check.PARTIAL)).endswith("(partial, rank 1)")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "arm", "measured", "shown"),
+    [
+        (Verdict.ALIGNED, None, 0.7, 0.7),
+        (Verdict.ALIGNED, None, None, 0.0),
+        (Verdict.DIVERGENT, Arm.MAX, 4.4, 4.4),
+        (Verdict.DIVERGENT, Arm.GAIN, 0.9, 0.9),
+        (Verdict.DIVERGENT, Arm.CLASS, 0.9, math.inf),
+        (Verdict.DIVERGENT, Arm.EXACT, None, math.inf),
+        (Verdict.DIVERGENT, Arm.MAX, None, math.inf),
+    ],
+)
+def test_what_has_no_size_stands_at_an_end(
+    verdict: Verdict, arm: Arm | None, measured: float | None, shown: float
+) -> None:
+    said = replace(DOWN, verdict=verdict, arm=arm, evidence=Evidence(max_over_band=measured))
+    assert over_band(said) == shown
+
+
+def test_nothing_and_no_limit_stand_at_the_ends_of_the_axis() -> None:
+    values = [0.0, 0.02, 1.0, 40.0, math.inf, math.nan]
+    axis = ErrorAxis(values, "error")
+    layout = axis.layout()
+    low, high = layout["tickvals"][0], layout["tickvals"][-1]
+    assert (layout["ticktext"][0], layout["ticktext"][-1]) == ("0", "∞")
+    assert low < 0.02 < 40.0 < high
+    assert axis.place(values) == [low, 0.02, 1.0, 40.0, high, None]
+    assert axis.hover([0.02, 1.0], "token %{x}") == "token %{x}: %{y}"
+    assert axis.hover([0.0, math.inf], "token %{x}") == ["token %{x}: 0", "token %{x}: inf"]
+
+
+def test_an_axis_of_nothing_but_zeros_is_an_axis() -> None:
+    axis = ErrorAxis([0.0, 0.0], "error")
+    assert axis.place([0.0]) == [axis.layout()["tickvals"][0]]
+
+
+def test_what_is_too_small_for_the_axis_stands_at_its_lower_end() -> None:
+    axis = ErrorAxis([1e-30, 1.0], "error")
+    low = axis.layout()["tickvals"][0]
+    assert axis.place([1e-30, 1.0]) == [low, 1.0]
+    assert axis.layout()["ticktext"][0] == f"< {low:g}"
+    assert axis.hover([1e-30], "at %{x}") == ["at %{x}: 1.0e-30"]

@@ -1,0 +1,67 @@
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from validator.checks.findings import Arm, Evidence, Outcome
+from validator.report.figures.layers import LAYER_METRICS, OUTSIDE, layers_figure, layers_of, place_of
+
+
+def traces(figure: dict[str, Any] | None) -> list[dict[str, Any]]:
+    assert figure is not None
+    json.dumps(figure, allow_nan=False)  # a page holds strict JSON
+    found: list[dict[str, Any]] = figure["data"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("module", "layer", "inside"),
+    [
+        ("model.layers.12.mlp.experts.3", "model.layers.12", "mlp.experts.3"),
+        ("model.layers.12", "model.layers.12", ""),
+        ("0", "0", ""),
+        ("lm_head", OUTSIDE, "lm_head"),
+        ("", OUTSIDE, ""),
+    ],
+)
+def test_the_first_number_of_a_path_ends_its_layer(module: str, layer: str, inside: str) -> None:
+    place = place_of(module)
+    assert (place.layer, place.inside) == (layer, inside)
+
+
+def test_layers_of_one_stack_are_named_by_their_number() -> None:
+    assert layers_of(["", "m.layers.0.x", "m.layers.1", "head"]) == {
+        "m.layers.0": "0",
+        "m.layers.1": "1",
+        OUTSIDE: OUTSIDE,
+    }
+    assert list(layers_of(["vision.0", "text.0"]).values()) == ["vision.0", "text.0"]
+
+
+def test_a_cell_is_the_worst_edge_of_its_layer(divergent: Outcome) -> None:
+    judgements = list(divergent.judgements)
+    judgements[7] = replace(judgements[7], arm=Arm.MAX, evidence=Evidence(max_over_band=40.0))
+    figure = layers_figure(replace(divergent, judgements=tuple(judgements)))
+    (heat,) = traces(figure)
+    row = heat["y"].index("largest error / band")
+    assert heat["x"] == ["0", "1", "2", "3"]
+    assert heat["customdata"][row][2] == 7
+    assert heat["z"][row] == pytest.approx(
+        [math.log10(0.71)] * 2 + [math.log10(40)] + [math.log10(0.71)], abs=5e-3
+    )
+
+
+def test_one_metric_is_shown_module_by_module(divergent: Outcome) -> None:
+    (heat,) = traces(layers_figure(divergent, "largest error / band"))
+    assert heat["y"] == ["mlp.down_proj.weight", "mlp.down_proj", "mlp"]
+    assert len(heat["z"]) == 3
+
+
+@pytest.mark.parametrize("metric", [None, *LAYER_METRICS])
+def test_names_are_text(divergent: Outcome, metric: str | None) -> None:
+    judgements = tuple(replace(j, module="<img src=x>.layers.0.<b>") for j in divergent.judgements)
+    figure = json.dumps(layers_figure(replace(divergent, judgements=judgements), metric))
+    assert "<img" not in figure
+    assert "<b>" not in figure

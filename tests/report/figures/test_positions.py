@@ -1,0 +1,72 @@
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+from validator.checks.findings import Judgement, Outcome
+from validator.checks.profiles import Line, OutputProfile, Position, Profile, Sample, Unit
+from validator.report.figures.positions import kl_figure, positions_figure
+
+OUTPUT = OutputProfile(
+    places=((0, 0), (0, 1), (1, 0), (1, 1)),
+    kl=(1e-4, math.inf, 0.0, 2e-3),
+    worst=(Position(place=(0, 1), kl=math.inf, reference=((5, 0.9),), candidate=()),),
+)
+
+
+def traces(figure: dict[str, Any] | None) -> list[dict[str, Any]]:
+    assert figure is not None
+    json.dumps(figure, allow_nan=False)  # a page holds strict JSON
+    found: list[dict[str, Any]] = figure["data"]
+    return found
+
+
+def with_tokens(said: Judgement, *largest: float) -> Judgement:
+    line = Line(
+        axis="token",
+        dim=1,
+        size=len(largest),
+        starts=tuple(range(len(largest))),
+        largest=largest,
+        rms=largest,
+    )
+    none = Sample(oracle=(), candidate=(), error=())
+    profile = Profile(
+        unit=Unit.BAND, largest=max(largest), rms=0.3, lines=(line,), ulp_counts=(), sample=none, window=None
+    )
+    return replace(said, profile=profile)
+
+
+def test_positions_show_the_worst_edge_of_a_layer_at_each_token(aligned: Outcome) -> None:
+    said = list(aligned.judgements)
+    said[1] = with_tokens(said[1], 0.1, 0.5, 0.2)
+    said[2] = with_tokens(said[2], 0.3, 0.1, math.inf)
+    said[4] = with_tokens(said[4], 0.1, math.nan, 0.1)
+    (heat,) = traces(positions_figure(replace(aligned, judgements=tuple(said))))
+    assert heat["y"] == ["0", "1"]
+    assert heat["text"] == [["0.30", "0.50", "inf"], ["0.10", "nothing judged", "0.10"]]
+    assert heat["z"][1][1] is None
+
+
+def test_without_profiles_positions_are_not_known(aligned: Outcome) -> None:
+    assert positions_figure(aligned) is None
+
+
+def test_the_output_is_a_line_a_sequence_with_the_noise_beside(aligned: Outcome) -> None:
+    figure = kl_figure(replace(aligned, output=OUTPUT))
+    first, second = traces(figure)
+    assert (first["name"], first["x"], first["text"]) == ("sequence 0", [0, 1], ["1.0e-4", "inf"])
+    assert (second["x"], second["text"]) == ([0, 1], ["0", "2.0e-3"])
+    assert figure is not None
+    assert figure["layout"]["shapes"][0]["y0"] == 6.02e-4
+    assert kl_figure(aligned) is None
+
+
+def test_of_a_long_run_the_worst_of_neighbouring_positions_is_shown(aligned: Outcome) -> None:
+    size = 5000
+    long = OutputProfile(
+        places=tuple((0, token) for token in range(size)), kl=(*(1e-5,) * (size - 1), 0.5), worst=()
+    )
+    (trace,) = traces(kl_figure(replace(aligned, output=long)))
+    assert len(trace["x"]) == 1000
+    assert (trace["x"][-1], trace["y"][-1]) == (size - 1, 0.5)

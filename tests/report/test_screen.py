@@ -1,0 +1,57 @@
+"""How a screen is drawn in a terminal."""
+
+import pytest
+
+from validator.report.screen import Column, Kind, Row, Screen, Section, Table, plain_text
+
+TABLE = Table(
+    title="layers",
+    columns=(
+        Column(name="layer", kind=Kind.NAME),
+        Column(name="rms", kind=Kind.NUMBER),
+        Column(name="more", least_width=100),
+    ),
+    rows=(("a", "1.5", "x"), ("bcd", "10", "y")),
+)
+
+
+def screen(*sections: Section | Table) -> Screen:
+    return Screen(headline="headline", style="bold", sections=sections)
+
+
+def test_a_table_has_a_title_names_on_the_left_and_numbers_on_the_right() -> None:
+    assert plain_text(screen(TABLE)).split("\n") == [
+        "headline",
+        "",
+        "layers",
+        " layer  rms",
+        " a      1.5",
+        " bcd     10",
+    ]
+
+
+@pytest.mark.parametrize(("width", "is_shown"), [(99, False), (100, True)])
+def test_a_column_is_shown_where_there_is_room(width: int, is_shown: bool) -> None:
+    assert ("more" in plain_text(screen(TABLE), width)) == is_shown
+
+
+def test_sections_without_rows_are_not_shown() -> None:
+    empty = Table(title="nothing", columns=(Column(name="x"),), rows=())
+    assert plain_text(screen(Section(title="none", rows=()), empty)) == "headline"
+
+
+def test_cells_are_no_markup_and_control_characters_are_spelled_out() -> None:
+    table = Table(columns=(Column(name="x"),), rows=(("[bold]\x1b[2J",),))
+    assert plain_text(screen(table)).endswith(" [bold]\\x1b[2J")
+
+
+def test_what_is_folded_elsewhere_is_open_in_a_terminal() -> None:
+    folded = Section(title="first", rows=(Row(label="what", text="text"),), folded=True)
+    assert plain_text(screen(folded)).endswith("first\n  what        text")
+
+
+def test_in_a_notebook_text_is_returned_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There rich's consoles show what they are given, whatever file they have."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *shown: pytest.fail("it was shown"))
+    assert plain_text(screen(TABLE)).startswith("headline\n\nlayers\n")

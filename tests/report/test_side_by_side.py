@@ -1,0 +1,192 @@
+"""`validator report RESULT.json...`: what changed from run to run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from validator import cli
+from validator.checks.findings import Outcome
+from validator.errors import TargetError, UsageError
+from validator.report.json_report import error_json, schema
+from validator.report.result import Result
+from validator.report.side_by_side import read_runs
+
+
+def run(*args: object) -> Any:
+    return CliRunner().invoke(cli.app, [str(arg) for arg in args])
+
+
+MOVED = "model.layers.0.mlp.down_proj"
+
+
+def with_error(outcome: Outcome, module: str, error: float, *, world_size: int) -> Outcome:
+    """Return the outcome with another error over the band at the function check of a module."""
+    side = {"software": {"torch": "2.10"}, "parallelism": {"world_size": world_size}}
+    return replace(
+        outcome,
+        run={"candidate": side},
+        judgements=tuple(
+            replace(j, evidence=replace(j.evidence, max_over_band=error))
+            if (j.module, j.check) == (module, "function")
+            else j
+            for j in outcome.judgements
+        ),
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path, aligned: Outcome, divergent: Outcome) -> list[Path]:
+    """An aligned run, a divergent one, and one in which layer 0 is nearer to its band."""
+    paths = [tmp_path / f"{name}.json" for name in ("tp1", "tp2", "tp4")]
+    first = with_error(aligned, MOVED, 0.31, world_size=1)
+    last = with_error(aligned, MOVED, 0.95, world_size=4)
+    for path, outcome in zip(paths, (first, divergent, last), strict=True):
+        Result(outcome).write_json(path)
+    return paths
+
+
+def test_text_shows_the_runs_what_changed_and_what_moved(files: list[Path]) -> None:
+    result = run("report", *files)
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert words.startswith("3 runs: aligned (tp1), then divergent (tp2), then aligned (tp4)")
+    found = "model.layers.2.mlp.down_proj, model.layers.3.self_attn, into o_proj [input]"
+    assert f"tp1 to tp2 divergent, was aligned; 2 findings new: {found}" in words
+    assert f"tp2 to tp4 aligned, was divergent; 2 findings gone: {found}" in words
+    moved = words.split("moved by a factor of 2 or more")[1]
+    assert "model.layers.0.mlp.down_proj function 0.31x band 0.71x band 0.95x band" in moved
+    assert "model.layers.1" not in moved
+    assert "parallelism.world_size 1 2 4" in moved
+    assert "software.torch 2.10 2.10" in moved
+
+
+def test_the_figure_has_every_edge_of_every_run(files: list[Path]) -> None:
+    figure = read_runs(files).figure()
+    assert [(trace.name, len(trace.x)) for trace in figure.data] == [("tp1", 12), ("tp2", 13), ("tp4", 12)]
+    assert len(set(figure.data[1].x)) == 13
+    place = list(read_runs(files).to_frame().query("run == 'tp1'").module).index(MOVED)
+    moved = [trace.y[list(trace.x).index(place)] for trace in figure.data]
+    assert moved == [0.31, 0.71, 0.95]
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing(files: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "runs.html"
+    assert run("report", *files, "--html", page).exit_code == 0
+    text = page.read_text()
+    assert "<title>3 runs: aligned (tp1), then divergent (tp2), then aligned (tp4)</title>" in text
+    assert "<script" not in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_the_exit_code_is_that_of_the_last_run(files: list[Path]) -> None:
+    assert [run("report", *order).exit_code for order in (files, files[:2], files[::-1])] == [0, 1, 0]
+
+
+def test_one_run_is_shown_too(files: list[Path]) -> None:
+    result = run("report", files[1])
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[0] == "tp2: divergent"
+
+
+def test_files_hold_all_of_it(files: list[Path], tmp_path: Path) -> None:
+    out = [tmp_path / f"all.{ending}" for ending in ("txt", "csv", "md")]
+    assert run("report", *files, "--json", out[0], "--csv", out[1], "--markdown", out[2]).exit_code == 0
+    document = json.loads(out[0].read_text())
+    jsonschema.validate(document, schema(), cls=jsonschema.Draft202012Validator)
+    assert [found["name"] for found in document["runs"]] == ["tp1", "tp2", "tp4"]
+    assert [len(change["appeared"]) for change in document["changes"]] == [2, 0]
+    (moved,) = document["moved"]
+    assert (moved["edge"]["module"], moved["max_over_band"]) == (MOVED, [0.31, 0.71, 0.95])
+    frame = pd.read_csv(out[1])
+    assert frame.groupby("run").size().to_dict() == {"tp1": 12, "tp2": 13, "tp4": 12}
+    assert "| `tp2` | divergent | 2 | `model.layers.2.mlp.down_proj` |" in out[2].read_text()
+
+
+def test_identical_runs_say_that_nothing_changed(files: list[Path], tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    again.write_text(files[0].read_text())
+    runs = read_runs([files[0], again])
+    assert runs.to_json()["moved"] == []
+    assert runs.to_json()["differences"] == {}
+    assert "2 runs: all aligned" in str(runs)
+    assert "the same findings" in str(runs)
+
+
+def test_of_several_ranks_the_worst_counts(aligned: Outcome, tmp_path: Path) -> None:
+    first = aligned.judgements[1]
+    worse = replace(first, rank=1, evidence=replace(first.evidence, max_over_band=0.9))
+    path = tmp_path / "run.json"
+    Result(replace(aligned, judgements=(*aligned.judgements, worse))).write_json(path)
+    frame = read_runs([path]).to_frame()
+    found = frame[(frame.module == first.module) & (frame.check == "function")]
+    assert found.max_over_band.tolist() == [0.9]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old = tmp_path / "old" / "tp1.json"
+    old.write_text(files[0].read_text())
+    assert [found.name for found in read_runs([old, files[0]]).runs] == [str(old), str(files[0])]
+
+
+def test_results_older_than_the_list_of_edges_are_read(files: list[Path]) -> None:
+    document = json.loads(files[1].read_text())
+    del document["edges"]
+    files[1].write_text(json.dumps(document))
+    frame = read_runs([files[1]]).to_frame()
+    assert frame.verdict.tolist() == ["divergent", "divergent"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-20], "can't be read as a result (JSONDecodeError"),
+        (lambda text: "[]", "no document of schema 1 (its schema is 'None')"),
+        (
+            lambda text: text.replace('"schema": 1', '"schema": 7'),
+            "no document of schema 1 (its schema is '7')",
+        ),
+        (lambda text: text.replace('"checked"', '"pairs"'), "holds no result of `validator check`"),
+        (lambda text: text.replace('"aligned"', '"fine"'), "can't be read as a result (ValueError: 'fine'"),
+        (lambda text: text.replace('"call": 0', '"call": "0"'), "can't be read as a result (TypeError"),
+        (lambda text: text.replace("0.000124", '"much"'), "can't be read as a result (ValueError"),
+        (
+            lambda text: json.dumps(error_json(TargetError("no port"))),
+            "holds no result, its run failed: no port",
+        ),
+        (lambda text: "[" * 100_000, "can't be read as a result (RecursionError"),
+    ],
+    ids=["truncated", "list", "version", "comparison", "verdict", "call", "figure", "error", "deep"],
+)
+def test_a_file_that_is_no_result_is_one_message(
+    files: list[Path], change: Callable[[str], str], message: str
+) -> None:
+    files[0].write_text(change(files[0].read_text()))
+    result = run("report", *files)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {files[0]}: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_given_twice_is_an_error(files: list[Path]) -> None:
+    with pytest.raises(UsageError, match="is given twice"):
+        read_runs([files[0], files[1], files[0]])
+
+
+def test_counts_are_of_captures(files: list[Path]) -> None:
+    result = run("report", files[0], "--counts")
+    assert result.exit_code == 2
+    assert "--counts reads the values of a capture" in result.stderr
+
+
+def test_no_result_is_overwritten(files: list[Path]) -> None:
+    before = files[0].read_text()
+    assert run("report", *files, "--json", files[0]).exit_code == 2
+    assert files[0].read_text() == before

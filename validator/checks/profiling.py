@@ -1,0 +1,154 @@
+"""From the values of a judged edge to its profile.
+
+Shape legend: * = the edge's shape.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from validator.align.traces import Part
+from validator.checks.edge_values import EdgeValues
+from validator.checks.profiles import ULP_EDGES, Line, Profile, Sample, Unit, Window
+
+__all__ = ["BINS", "SAMPLED", "profile_of"]
+
+BINS = 256
+"""A longer dim is shown in so many bins."""
+
+SAMPLED = 400
+"""So many elements of an edge are kept, the worst among them."""
+
+_WORST = 16
+_AROUND = (2, 4)
+"""Rows and columns that are shown on either side of the worst element."""
+
+
+def profile_of(values: EdgeValues) -> Profile:
+    """Return what an edge looks like.
+
+    Args:
+        values: of the edge.
+    """
+    is_exact = values.is_exact
+    unit = Unit.BAND if not is_exact else Unit.ULP if values.ulp is not None else Unit.DIFFERENCE
+    error = values.error()
+    lines = []
+    if error.numel():
+        lines = [_along(error, dim, values.dims) for dim in range(error.dim()) if error.shape[dim] > 1]
+        lines += _over_ranks(error, values.parts)
+    judged = error[~error.isnan()]
+    return Profile(
+        unit=unit,
+        largest=float(judged.max()) if len(judged) else 0.0,
+        rms=float(judged.square().mean().sqrt()) if len(judged) else 0.0,
+        lines=tuple(lines),
+        ulp_counts=_histogram(values),
+        sample=_sample(values, error),
+        window=_window(values, error),
+    )
+
+
+def _along(error: Tensor, dim: int, dims: Sequence[str]) -> Line:
+    """Reduce the error to one dim, and that to bins."""
+    size = error.shape[dim]
+    width = math.ceil(size / BINS)
+    starts = range(0, size, width)
+    rows = error.movedim(dim, 0).reshape(size, -1)
+    figures = (
+        (rows.nan_to_num(-1.0, posinf=math.inf).amax(1), -1.0),
+        (rows.square().nansum(1), 0.0),
+        ((~rows.isnan()).sum(1).to(torch.float64), 0.0),
+    )
+    spare = len(starts) * width - size
+    largest, squares, count = (
+        pad(figure, (0, spare), value=fill).reshape(len(starts), width) for figure, fill in figures
+    )
+    total = count.sum(1)
+    return Line(
+        axis=dims[dim] or f"dim {dim}",
+        dim=dim,
+        size=size,
+        starts=tuple(starts),
+        largest=tuple(largest.amax(1).masked_fill(total == 0, math.nan).tolist()),
+        rms=tuple((squares.sum(1) / total).sqrt().tolist()),
+    )
+
+
+def _over_ranks(error: Tensor, parts: Sequence[Part]) -> list[Line]:
+    """Reduce the error to the ranks, where they do not all hold the same."""
+    boxes: dict[int, list[tuple[slice, ...]]] = {}
+    for part in parts:
+        boxes.setdefault(part.rank, []).append(tuple(slice(*span) for span in part.box))
+    if len({tuple(map(str, held)) for held in boxes.values()}) < 2:
+        return []
+    ranks = sorted(boxes)
+    largest, rms = [], []
+    for rank in ranks:
+        held = torch.cat([error[box].reshape(-1) for box in boxes[rank]])
+        held = held[~held.isnan()]
+        largest.append(float(held.max()) if len(held) else math.nan)
+        rms.append(float(held.square().mean().sqrt()))
+    return [
+        Line(
+            axis="rank",
+            dim=None,
+            size=len(ranks),
+            starts=tuple(ranks),
+            largest=tuple(largest),
+            rms=tuple(rms),
+        )
+    ]
+
+
+def _histogram(values: EdgeValues) -> tuple[int, ...]:
+    if values.ulp is None:
+        return ()
+    signed = (values.cand - values.exact) / values.ulp
+    signed = torch.where(values.cand == values.exact, 0.0, signed)
+    signed = signed[signed.isfinite() & values.is_judged()]
+    bins = torch.bucketize(signed, torch.tensor(ULP_EDGES, dtype=torch.float64), right=True)
+    return tuple(torch.bincount(bins, minlength=len(ULP_EDGES) + 1).tolist())
+
+
+def _sample(values: EdgeValues, error: Tensor) -> Sample:
+    flat = error.reshape(-1)
+    judged = (~flat.isnan()).nonzero()[:, 0]
+    if len(judged) > SAMPLED:
+        # Not every n-th element: channels repeat with a period.
+        drawn = torch.randint(
+            len(judged), (SAMPLED - _WORST,), generator=torch.Generator().manual_seed(0), dtype=torch.int64
+        )
+        worst = flat.nan_to_num(-1.0, posinf=math.inf).topk(_WORST).indices
+        judged = torch.cat([judged[drawn.unique()], worst])
+    return Sample(
+        oracle=tuple(values.exact.reshape(-1)[judged].tolist()),
+        candidate=tuple(values.cand.reshape(-1)[judged].tolist()),
+        error=tuple(flat[judged].tolist()),
+    )
+
+
+def _window(values: EdgeValues, error: Tensor) -> Window | None:
+    if bool(error.isnan().all()):
+        return None
+    worst = torch.unravel_index(error.nan_to_num(-1.0, posinf=math.inf).argmax(), error.shape)
+    place = tuple(int(index) for index in worst)
+    spans = [slice(index, index + 1) for index in place]
+    for dim, around in zip((-2, -1), _AROUND, strict=True):
+        if len(place) >= -dim:
+            spans[dim] = slice(max(0, place[dim] - around), place[dim] + around + 1)
+    shown = [x[tuple(spans)] for x in (values.exact, values.cand, values.allowed)]
+    columns = shown[0].shape[-1] if place else 1
+    oracle, candidate, allowed = (
+        tuple(tuple(row) for row in x.reshape(-1, columns).to(torch.float64).tolist()) for x in shown
+    )
+    return Window(
+        start=tuple(span.start for span in spans),
+        worst=place,
+        oracle=oracle,
+        candidate=candidate,
+        allowed=allowed,
+    )

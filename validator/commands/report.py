@@ -1,0 +1,70 @@
+"""`validator report`: what is in one capture, or what changed between the results of several runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from validator.commands.files import ResultFiles
+from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile
+from validator.commands.running import one_message
+from validator.errors import UsageError
+from validator.terminal import show
+
+if TYPE_CHECKING:
+    from validator.report.shown import Shown
+
+__all__ = ["report"]
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="CAPTURE | RESULT.json...", help="A capture, or what check --json wrote."),
+    ],
+    json_path: JsonFile = None,
+    html_path: HtmlFile = None,
+    csv_path: CsvFile = None,
+    markdown_path: MarkdownFile = None,
+    counts: Annotated[
+        bool,
+        typer.Option("--counts", help="Read all values of a capture, to count zeros and subnormals."),
+    ] = False,
+) -> None:
+    """Describe one capture by itself, or put the results of several runs side by side.
+
+    Of a capture: the statistics of its tensors, NaN and infinities, and how near they are to the limits of
+    their formats. Exit codes: 0 all are numbers, 1 some are not, 2 could not be read, 3 incomplete.
+
+    Of results: what changed from each run to the next. The exit code is that of the last run.
+    """
+    read = {f"{str(path)!r}, which is to be read": path for path in paths}
+    files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
+    with one_message():
+        files.clear(read)
+    with one_message(json_path):
+        answer = _answer(paths, counts=counts)
+        files.write(answer)
+        if json_path != "-":
+            show(answer)
+    raise typer.Exit(answer.exit_code)
+
+
+def _answer(paths: Sequence[Path], *, counts: bool) -> "Shown":
+    if all(path.suffix == ".json" and path.is_file() for path in paths):
+        if counts:
+            raise UsageError("--counts reads the values of a capture, and results hold none; leave it out")
+        from validator.report.side_by_side import read_runs
+
+        return read_runs(paths)
+    if len(paths) > 1:
+        raise UsageError(
+            f"report takes one capture, or files NAME.json that check --json wrote, not {str(paths[0])!r} "
+            f"and {len(paths) - 1} more; `validator compare` takes two captures"
+        )
+    from validator.capturing.reader import open_capture
+    from validator.report.capture_ranges import ranges_of
+    from validator.report.capture_report import CaptureReport
+
+    return CaptureReport(ranges_of(open_capture(paths[0], allow_incomplete=True), counts=counts))

@@ -1,0 +1,229 @@
+"""What `validator report CAPTURE` shows of one capture alone, as text, JSON and a frame."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from validator.report import phrases
+from validator.report.capture_about import about_rows
+from validator.report.capture_ranges import CaptureRanges, Place, TensorRange
+from validator.report.facts import layer_of
+from validator.report.json_report import SCHEMA_VERSION, plain
+from validator.report.screen import Column, Kind, Row, Screen, Section, Table
+from validator.report.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CaptureReport"]
+
+_WIDTH = 100
+_SHOWN = 3
+_LAYERS = 120
+_STATISTICS = ("min", "max", "mean", "rms", "nan", "inf")
+_FIELDS = ("rank", "module", "side", "path", "dtype", "shape", "calls", "elements")
+_FIGURES = ("zeros", "subnormals", "headroom_bits", "is_mask")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CaptureReport(Shown):
+    """The answer to "what is in this capture, and is any of it no number?"."""
+
+    text_width: ClassVar[int] = _WIDTH
+
+    ranges: CaptureRanges
+
+    @property
+    def exit_code(self) -> int:
+        """1 where there is a NaN, or an infinity that is no mask's; else 3 of an incomplete capture."""
+        if self.ranges.first_nan or self.ranges.first_inf:
+            return 1
+        return 0 if self.ranges.capture.complete else 3
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return one row a tensor of a rank, in the order in which they were first seen."""
+        import pandas as pd
+
+        columns = [*_FIELDS, *_STATISTICS, *_FIGURES]
+        return pd.DataFrame([_flat(tensor) for tensor in self.ranges.tensors], columns=columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of schema 1, of the kind `capture`."""
+        ranges = self.ranges
+        capture = ranges.capture
+        document: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA_VERSION,
+                "capture": capture.path,
+                "complete": capture.complete,
+                "ranks": capture.ranks,
+                "level": capture.manifest.level,
+                "proof": capture.manifest.proof.status,
+                "first_nan": None if ranges.first_nan is None else dataclasses.asdict(ranges.first_nan),
+                "first_inf": None if ranges.first_inf is None else dataclasses.asdict(ranges.first_inf),
+                "tensors": [_flat(tensor) for tensor in ranges.tensors],
+                "unmeasured": ranges.unmeasured,
+                "run": capture.manifest.run,
+            }
+        )
+        return document
+
+    def __rich__(self) -> Screen:
+        """Return the terminal text for a rich console."""
+        ranges = self.ranges
+        style = {0: "bold green", 1: "bold red", 3: "bold yellow"}[self.exit_code]
+        about = Section(rows=tuple(about_rows(ranges.capture)))
+        sections = (Section(rows=tuple(_remarks(ranges))), _table(ranges), about)
+        return Screen(headline=_headline(ranges), style=style, sections=sections)
+
+
+def _flat(tensor: TensorRange) -> dict[str, Any]:
+    return {
+        **{name: getattr(tensor, name) for name in _FIELDS},
+        **{name: getattr(tensor.statistics, name) for name in _STATISTICS},
+        **{name: getattr(tensor, name) for name in _FIGURES},
+    }
+
+
+def _headline(ranges: CaptureRanges) -> str:
+    broken = _broken(ranges)
+    if broken:
+        what, place = broken[0]
+        return f"{what}, first in {_place(place, ranges)}"
+    modules = len({tensor.module for tensor in ranges.tensors})
+    ranks = len(ranges.capture.ranks)
+    counts = f"{phrases.count(len(ranges.tensors), 'tensor')} of {phrases.count(modules, 'module')}"
+    numbers = f"all numbers: {counts}" + (f" on {ranks} ranks" if ranks > 1 else "")
+    return numbers if ranges.capture.complete else f"incomplete capture, so far {numbers}"
+
+
+def _broken(ranges: CaptureRanges) -> list[tuple[str, Place]]:
+    """Return the first NaN and the first infinity, the earlier one first."""
+    found = [("NaN", ranges.first_nan), ("infinity", ranges.first_inf)]
+    there = [(what, place) for what, place in found if place is not None]
+    return sorted(there, key=lambda one: (one[1].order, one[1].rank))
+
+
+def _place(place: Place, ranges: CaptureRanges) -> str:
+    rank = f", rank {place.rank}" if ranges.capture.manifest.world_size > 1 else ""
+    call = f", call {place.call}" if place.call else ""
+    index = "" if place.index is None else f", element {list(place.index)}"
+    if place.side == "parameter":
+        return f"parameter {place.path}{rank}{index}"
+    path = f" {place.path}" if place.path else ""
+    return f"{phrases.module_name(place.module)}, {place.side}{path}{call}{rank}{index}"
+
+
+def _remarks(ranges: CaptureRanges) -> Iterator[Row]:
+    """What is no number, and what is near the limits of its format."""
+    tensors = ranges.tensors
+    for what, place in _broken(ranges)[1:]:
+        yield Row(label=what, text=f"first in {_place(place, ranges)}")
+    for what, having in (
+        ("NaN", [tensor for tensor in tensors if tensor.statistics.nan]),
+        ("infinity", [tensor for tensor in tensors if tensor.statistics.inf and not tensor.is_mask]),
+    ):
+        if having:
+            yield Row(label="spread", text=f"{what} in {_spread(having)}")
+    masks = [tensor for tensor in tensors if tensor.is_mask]
+    if masks:
+        where = phrases.count(len(masks), "tensor")
+        yield Row(label="masks", text=f"negative infinities alone, as masks have, in {where}")
+    near = [tensor for tensor in tensors if tensor.is_near_overflow]
+    if near:
+        yield Row(
+            label="overflow",
+            text=f"{phrases.count(len(near), 'tensor')} within a factor of 2 of the largest number: "
+            + _names(near, lambda t: f"{phrases.number(_largest(t))} in {t.dtype}"),
+        )
+    small = sorted(
+        (t for t in tensors if t.is_near_underflow), key=lambda tensor: -(tensor.subnormals or 0.0)
+    )
+    if small:
+        yield Row(
+            label="underflow",
+            text=f"{phrases.count(len(small), 'tensor')} with a root mean square below the smallest normal "
+            "number: " + _names(small, _underflow),
+        )
+    dead = [t for t in tensors if t.zeros == 1 and t.side == "output"]
+    if dead:
+        yield Row(label="zeros", text=f"nothing else in {_names(dead, lambda t: t.side)}")
+    if ranges.unmeasured:
+        names = phrases.listing([phrases.module_name(name) for name in ranges.unmeasured], _SHOWN)
+        kinds = "complex numbers, codes, or parameters of which hashes were kept"
+        yield Row(label="unmeasured", text=f"{kinds}, in {names}")
+
+
+def _spread(having: Sequence[TensorRange]) -> str:
+    modules = len({tensor.module for tensor in having})
+    ranks = [str(rank) for rank in sorted({tensor.rank for tensor in having})]
+    on = f"rank{'' if len(ranks) == 1 else 's'} {phrases.listing(ranks, 8)}"
+    return f"{phrases.count(len(having), 'tensor')} of {phrases.count(modules, 'module')}, {on}"
+
+
+def _names(tensors: Sequence[TensorRange], figure: Callable[[TensorRange], str]) -> str:
+    shown = [f"{_name(tensor)} ({figure(tensor)})" for tensor in tensors]
+    return phrases.listing(list(dict.fromkeys(shown)), _SHOWN, "; ")
+
+
+def _name(tensor: TensorRange) -> str:
+    if tensor.side == "parameter":
+        return tensor.path
+    side = "" if tensor.side == "output" else f", {tensor.side} {tensor.path}".rstrip()
+    return phrases.module_name(tensor.module) + side
+
+
+def _largest(tensor: TensorRange) -> float:
+    return max(abs(tensor.statistics.min), abs(tensor.statistics.max))
+
+
+def _underflow(tensor: TensorRange) -> str:
+    share = tensor.subnormals
+    counted = "" if share is None or math.isnan(share) else f", {phrases.percent(share)} subnormal"
+    return f"{phrases.scientific(tensor.statistics.rms)} in {tensor.dtype}{counted}"
+
+
+def _table(ranges: CaptureRanges) -> Table:
+    """One row for each output of a layer, of what stands beside the layers, and of a rank."""
+    outputs = [t for t in ranges.tensors if t.side == "output" and t.format is not None]
+    shown = _outline(outputs)
+    several = len(ranges.capture.ranks) > 1
+    columns = (
+        Column(name="output of", kind=Kind.NAME),
+        *((Column(name="rank", kind=Kind.NUMBER),) if several else ()),
+        Column(name="dtype", least_width=_WIDTH),
+        *(
+            Column(name=name, kind=Kind.NUMBER)
+            for name in ("mean", "rms", "min", "max", "headroom, bits", "NaN", "inf")
+        ),
+    )
+    rows = tuple(
+        (
+            phrases.module_name(t.module) + (f", {t.path}" if t.path else ""),
+            *((str(t.rank),) if several else ()),
+            t.dtype,
+            *(_figure(getattr(t.statistics, name)) for name in ("mean", "rms", "min", "max")),
+            _figure(t.headroom_bits),
+            str(t.statistics.nan or ""),
+            str(t.statistics.inf or ""),
+        )
+        for t in shown[:_LAYERS]
+    )
+    more = "" if len(shown) <= _LAYERS else f" (the first {_LAYERS} of {len(shown)}: --csv FILE has all)"
+    return Table(title=f"layers{more}", columns=columns, rows=rows)
+
+
+def _outline(outputs: Sequence[TensorRange]) -> list[TensorRange]:
+    """Return the outputs of layers, and of modules that neither lie in one nor hold one; else all."""
+    layers = {layer for tensor in outputs if (layer := layer_of(tensor.module))}
+    holders = {layer[:i] for layer in layers for i, c in enumerate(layer) if c == "."} | {""}
+
+    def is_shown(module: str) -> bool:
+        return module in layers or (layer_of(module) is None and module not in holders)
+
+    return [tensor for tensor in outputs if is_shown(tensor.module)] or list(outputs)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else phrases.number(value)

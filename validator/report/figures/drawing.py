@@ -1,0 +1,159 @@
+"""What all figures share: colours, labels, and axes for errors that may be nothing or without limit."""
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from validator.checks.findings import Arm, Check, Finding, Judgement, Verdict
+from validator.checks.profiles import Unit
+from validator.escapes import printable
+from validator.report import phrases
+
+__all__ = [
+    "BLUE",
+    "GREY",
+    "ORANGE",
+    "PALETTE",
+    "VERDICTS",
+    "VERMILLION",
+    "ErrorAxis",
+    "Figure",
+    "edge_label",
+    "error_title",
+    "label",
+    "limit_line",
+    "over_band",
+    "rounded",
+    "told",
+]
+
+Figure = dict[str, Any]
+"""`data` and `layout` as plotly has them, in plain lists and numbers."""
+
+# Okabe and Ito's colours, which readers tell apart whatever their colour vision; symbols differ as well.
+BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
+VERMILLION, PURPLE, SKY, GREY = "#D55E00", "#CC79A7", "#56B4E9", "#808080"
+PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
+
+VERDICTS = {
+    Verdict.ALIGNED: (BLUE, "circle"),
+    Verdict.UNDECLARED_PRECISION: (ORANGE, "diamond"),
+    Verdict.DIVERGENT: (VERMILLION, "x"),
+    Verdict.INCONCLUSIVE: (PURPLE, "square"),
+    Verdict.UNCHECKED: (GREY, "circle-open"),
+}
+"""Colour and symbol of each."""
+
+_LONGEST = 160
+_DECADES = 8
+"""An axis of errors is no longer than that: what is smaller than its lower end stands there."""
+_TITLES = {
+    Unit.BAND: "error / band",
+    Unit.ULP: "error, ulp",
+    Unit.DIFFERENCE: "difference",
+}
+
+
+def label(text: str) -> str:
+    """Return text that plotly shows as it is: it reads some HTML in labels. Long names lose their middle."""
+    shown = printable(text)
+    if len(shown) > _LONGEST:
+        shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
+    return html.escape(shown, quote=False)
+
+
+def edge_label(judged: Judgement | Finding) -> str:
+    """Name an edge so that no other edge of the run has the same name, in plain text."""
+    path = "" if judged.check is Check.PARAMETER or not judged.path else f" [{judged.path}]"
+    call = f", call {judged.call}" if judged.call else ""
+    rank = f", rank {judged.rank}" if judged.check is Check.PARTIAL else ""
+    return f"{phrases.edge_name(judged)}{path} ({judged.check}{call}{rank})"
+
+
+def error_title(unit: Unit) -> str:
+    """Return the title of an axis of errors."""
+    return _TITLES[unit]
+
+
+def over_band(judgement: Judgement) -> float:
+    """Return the largest error of an edge over what the band allows.
+
+    inf where a value that should be exact, or a class, differs; 0 where nothing that should be exact does.
+    """
+    if judgement.arm in (Arm.EXACT, Arm.CLASS):
+        return math.inf
+    if judgement.evidence.max_over_band is not None:
+        return judgement.evidence.max_over_band
+    return 0.0 if judgement.verdict is Verdict.ALIGNED else math.inf
+
+
+def rounded(values: Iterable[float], digits: int = 3) -> list[float | None]:
+    """Return numbers with so many significant digits; None, a gap, for what is not finite."""
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
+
+
+class ErrorAxis:
+    """A logarithmic axis with 0 (and what is too small) at the lower end, and no limit at the upper.
+
+    Args:
+        values: all errors that the axis has to show; NaN is none.
+        title: of the axis.
+    """
+
+    def __init__(self, values: Iterable[float], title: str) -> None:
+        finite = [value for value in values if 0 < value < math.inf]
+        self._title = title
+        high = math.ceil(math.log10(max((*finite, 1.0)) * 3))
+        low = max(math.floor(math.log10(min((*finite, 0.1)))), high - _DECADES)
+        self._low, self._high = 10.0**low, 10.0**high
+        self._is_cut = any(value < self._low for value in finite)
+
+    def place(self, values: Iterable[float]) -> list[float | None]:
+        """Return where values stand."""
+        return rounded(
+            value if math.isnan(value) else min(max(value, self._low), self._high) for value in values
+        )
+
+    def hover(self, values: Sequence[float], place: str) -> str | list[str]:
+        """Return the templates of what is shown at values, in words where the axis shows them at an end.
+
+        Args:
+            values: as of `place`.
+            place: a template for where they are.
+        """
+        if all(self._low <= value <= self._high for value in values):
+            return f"{place}: %{{y}}"
+        return [f"{place}: {value}" for value in told(values)]
+
+    def layout(self) -> dict[str, Any]:
+        """Return the axis."""
+        low, high = round(math.log10(self._low)), round(math.log10(self._high))
+        step = max(1, (high - low) // 6)
+        exponents = [n for n in range(low, high + 1) if (n - low) % step == 0 and n < high]
+        names = [f"< {self._low:g}" if self._is_cut else "0", *(f"{10.0**n:g}" for n in exponents[1:]), "∞"]
+        return {
+            "type": "log",
+            "title": {"text": self._title},
+            "range": [low - 0.15, high + 0.15],
+            "tickvals": [*(10.0**n for n in exponents), self._high],
+            "ticktext": names,
+        }
+
+
+def limit_line(value: float = 1.0) -> dict[str, Any]:
+    """Return a line over the whole width of a plot: what is above is outside of the band."""
+    return {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": value,
+        "y1": value,
+        "line": {"dash": "dash", "width": 1, "color": GREY},
+    }
+
+
+def told(values: Sequence[float]) -> list[str]:
+    """Return errors as a reader is told them, where an axis can't show them."""
+    return ["nothing judged" if math.isnan(value) else phrases.number(value) for value in values]

@@ -1,0 +1,121 @@
+"""Error against position: which tokens the errors are at, and what they do to the output there."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from validator.checks.findings import Outcome
+from validator.checks.profiles import Line, Unit
+from validator.report import phrases
+from validator.report.figures.drawing import (
+    PALETTE,
+    ErrorAxis,
+    Figure,
+    error_title,
+    label,
+    limit_line,
+    told,
+)
+from validator.report.figures.heat import limit_scale, shade
+from validator.report.figures.layers import layers_of, place_of
+
+__all__ = ["kl_figure", "positions_figure"]
+
+_SHOWN_POSITIONS = 1024
+
+
+def positions_figure(outcome: Outcome) -> Figure | None:
+    """Show as a heat map which tokens the error of each layer is at; None where no profile tells.
+
+    Layers whose edges have several numbers of tokens are shown by the edges of the most frequent one.
+    """
+    lines = [
+        (place_of(j.module).layer, line)
+        for j in outcome.judgements
+        if j.profile is not None and j.profile.unit is Unit.BAND
+        for line in j.profile.lines
+        if line.axis == "token"
+    ]
+    if not lines:
+        return None
+    size = Counter(line.size for _, line in lines).most_common(1)[0][0]
+    kept = [(layer, line) for layer, line in lines if line.size == size]
+    columns = layers_of(j.module for j in outcome.judgements)
+    rows = [layer for layer in columns if any(layer == of for of, _ in kept)]
+    starts = kept[0][1].starts
+    grid = [_worst_of([line for of, line in kept if of == layer]) for layer in rows]
+    return {
+        "data": [
+            {
+                "type": "heatmap",
+                "x": list(starts),
+                "y": [label(columns[layer]) for layer in rows],
+                "z": [[shade(value) for value in line] for line in grid],
+                "text": [told(line) for line in grid],
+                "hovertemplate": "layer %{y}, token %{x}: %{text}<extra></extra>",
+                **limit_scale(error_title(Unit.BAND)),
+            }
+        ],
+        "layout": {
+            "xaxis": {"title": {"text": "token"}},
+            "yaxis": {"title": {"text": "layer"}, "autorange": "reversed", "type": "category"},
+        },
+    }
+
+
+def kl_figure(outcome: Outcome) -> Figure | None:
+    """Show KL(reference || candidate) at each position of each sequence; None where it is not known."""
+    output = outcome.output
+    if output is None:
+        return None
+    axis = ErrorAxis(output.kl, "KL, nats")
+    width = math.ceil(len(output.kl) / _SHOWN_POSITIONS)
+    by_sequence: dict[int, list[tuple[int, float]]] = {}
+    for (sequence, token), kl in zip(output.places, output.kl, strict=True):
+        by_sequence.setdefault(sequence, []).append((token, kl))
+    traces = []
+    for sequence, found in by_sequence.items():
+        # Of neighbouring positions of a long run, the worst.
+        shown = [max(found[n : n + width], key=lambda pair: pair[1]) for n in range(0, len(found), width)]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": f"sequence {sequence}",
+                "x": [token for token, _ in shown],
+                "y": axis.place([kl for _, kl in shown]),
+                "text": told([kl for _, kl in shown]),
+                "hovertemplate": "token %{x}: %{text} nats",
+                "marker": {"size": 4},
+                "line": {"width": 1},
+            }
+        )
+    figures = outcome.distribution or {}
+    floor = figures.get("kl_noise_floor")
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": "token"}},
+        "yaxis": axis.layout(),
+        "showlegend": len(traces) > 1,
+        "colorway": list(PALETTE),
+    }
+    if isinstance(floor, float) and floor > 0:
+        layout["shapes"] = [limit_line(floor)]
+        layout["annotations"] = [
+            {
+                "xref": "paper",
+                "x": 1,
+                "y": math.log10(floor),
+                "xanchor": "right",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "text": f"noise like that of the logits: {phrases.number(floor)}",
+            }
+        ]
+    return {"data": traces, "layout": layout}
+
+
+def _worst_of(lines: Sequence[Line]) -> list[float]:
+    """Return the largest error in each bin, of lines with the same bins."""
+    columns: Iterable[tuple[float, ...]] = zip(*(line.largest for line in lines), strict=True)
+    return [max((value for value in column if not math.isnan(value)), default=math.nan) for column in columns]

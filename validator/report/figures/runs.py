@@ -1,0 +1,66 @@
+"""The figure of several runs: the error of each edge over its band, run by run."""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+
+from validator.checks.findings import Verdict
+from validator.checks.profiles import Unit
+from validator.report.figures.drawing import PALETTE, ErrorAxis, Figure, error_title, label, limit_line, told
+from validator.report.stored_runs import EdgeName, RunEdge, StoredRun
+
+__all__ = ["runs_figure"]
+
+_SYMBOLS = (
+    "circle-open",
+    "x-thin-open",
+    "diamond-open",
+    "square-open",
+    "cross-thin-open",
+    "triangle-up-open",
+)
+
+
+def runs_figure(runs: Sequence[StoredRun]) -> Figure:
+    """Show the error of each edge in each run, edges in the order of the first run that has them."""
+    edges = {name: place for place, name in enumerate(dict.fromkeys(n for run in runs for n in run.edges))}
+    errors = [{name: _error(edge) for name, edge in run.edges.items()} for run in runs]
+    axis = ErrorAxis((error for run in errors for error in run.values()), error_title(Unit.BAND))
+    traces = []
+    for run, found, colour, symbol in zip(runs, errors, cycle(PALETTE), cycle(_SYMBOLS), strict=False):
+        values = list(found.values())
+        words = zip(found, told(values), strict=True)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": label(run.name),
+                "x": [edges[name] for name in found],
+                "y": axis.place(values),
+                "text": [f"{_label(name)}<br>{label(run.name)}: {error}" for name, error in words],
+                "hovertemplate": "%{text}<extra></extra>",
+                "marker": {"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5}},
+            }
+        )
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": {"title": {"text": "edge, in the order of judging"}, "rangemode": "nonnegative"},
+            "yaxis": axis.layout(),
+            "shapes": [limit_line()],
+            "showlegend": True,
+            "legend": {"orientation": "h", "y": 1.15},
+            "hovermode": "closest",
+        },
+    }
+
+
+def _error(edge: RunEdge) -> float:
+    """Return the largest error over the band: without limit where what should be exact differs."""
+    if edge.max_over_band is not None:
+        return edge.max_over_band
+    return {Verdict.ALIGNED: 0.0, Verdict.UNCHECKED: math.nan}.get(edge.verdict, math.inf)
+
+
+def _label(name: EdgeName) -> str:
+    return label(f"{name} ({name.check})")

@@ -1,0 +1,1 @@
+"""An outcome as one self-contained HTML page."""
