@@ -96,6 +96,7 @@ def test_every_relative_link_leads_to_a_file(document: str) -> None:
 
 def test_the_public_names_are_these() -> None:
     assert sorted(validator.__all__) == [
+        "CacheScale",
         "Recipe",
         "ValidatorError",
         "__version__",
