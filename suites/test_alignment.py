@@ -15,7 +15,7 @@ import pytest
 from validator.errors import MismatchError
 from validator.report.result import Result
 from validator.scoring.alignment import NotGenerativeError, Plan, Scores, score_target
-from validator.scoring.baseline import find_baseline, read_logits, readable_baseline
+from validator.scoring.baseline import baseline_name, find_baseline, read_logits, readable_baseline
 from validator.scoring.layers import blame, parameters_judged, wrong_parameters
 from validator.scoring.samples import ranked, read_files
 from validator.scoring.sampling import Sampling
@@ -98,7 +98,7 @@ def test_distributions_are_those_of_the_baseline(validation: Validation) -> None
     if path is None:
         if not settings.names_baselines:
             validation.not_applicable("no folder of baselines is named: --validator-baselines")
-        name = Path(validation.source).stem
+        name = baseline_name(validation.source)
         validation.fail(
             f"there is no baseline {name!r} in {settings.baselines}: record it with `validator baseline "
             f"record {name} {validation.source}:candidate --baselines {settings.baselines}`, review and "

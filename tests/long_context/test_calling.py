@@ -68,7 +68,7 @@ def test_a_cache_that_can_not_be_copied_shares_no_prefix() -> None:
     assert share_prefix(Foreign(is_locked=True), text, prefix=8) is None
 
 
-@pytest.mark.parametrize("masked", [-torch.inf, -1e35])
+@pytest.mark.parametrize("masked", [-torch.inf, -1e35, -1e9, -1e4])
 def test_a_padded_vocabulary_that_is_masked_makes_no_noise(masked: float) -> None:
     tokens = torch.arange(20) % VOCABULARY
 

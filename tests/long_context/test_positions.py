@@ -61,16 +61,27 @@ def test_behind_a_router_the_last_positions_are_an_onset_only_together() -> None
     assert position_errors(cand=cand, band=band(has_chosen=True)).onset == T - 4
 
 
-def test_a_value_that_is_not_finite_is_outside() -> None:
+@pytest.mark.parametrize("has_chosen", [False, True], ids=["plain", "router"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_an_onset_behind_a_router_too(value: float, has_chosen: bool) -> None:
     cand = noisy()
-    cand[300, 5] = math.nan
-    assert position_errors(cand=cand, band=band()).onset == 300
+    cand[200, 5] = value
+    assert position_errors(cand=cand, band=band(has_chosen=has_chosen)).onset == 200
 
 
-def test_what_both_sides_mask_counts_as_equal() -> None:
+LOWEST = [-math.inf, -1e9, *(torch.finfo(dtype).min for dtype in (torch.float32, torch.float16))]
+
+
+@pytest.mark.parametrize("theirs", LOWEST)
+@pytest.mark.parametrize("ours", LOWEST)
+def test_what_both_sides_mask_counts_as_equal_whatever_they_mask_it_with(ours: float, theirs: float) -> None:
     reference, cand = band(), noisy()
-    reference.logits[:, 3] = cand[:, 3] = -math.inf
+    reference.logits[:, 3], cand[:, 3] = ours, theirs
     assert position_errors(cand=cand, band=reference).onset is None
+    cand[200, 3] = math.inf
+    assert position_errors(cand=cand, band=reference).onset == 200
+    cand[:, 3] = 0.0  # it is not masked
+    assert position_errors(cand=cand, band=reference).onset == 0
 
 
 def test_a_slow_growth_within_the_noise_is_a_trend() -> None:

@@ -11,7 +11,7 @@ from validator.content import content_path
 from validator.errors import MismatchError, UsageError
 from validator.scoring import alignment
 from validator.scoring.alignment import Plan, score_target
-from validator.scoring.baseline import find_baseline, read_logits, readable_baseline
+from validator.scoring.baseline import baseline_name, find_baseline, read_logits, readable_baseline
 from validator.scoring.noise import logit_noise
 
 PORT = str(content_path("examples", "tiny_dense.py"))
@@ -101,11 +101,45 @@ def test_windows_of_one_token_have_no_perplexity_and_say_so() -> None:
     )
 
 
+NARROW = """
+import torch
+
+from validator.content import find_model
+from validator.pretrained import transformers
+
+CHECKPOINT = find_model("tiny-dense")
+
+
+def reference():
+    return transformers().AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+
+
+def candidate():
+    model = reference()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:128].clone())
+    return model
+
+
+def inputs():
+    return {"input_ids": torch.arange(32).view(1, 32)}
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_logits_of_a_part_of_the_vocabulary_are_refused(nproc: int, tmp_path: Path) -> None:
+    (tmp_path / "narrow.py").write_text(NARROW)
+    with pytest.raises(MismatchError, match="returns 128 logits a token on rank 0, and the reference 256"):
+        score_target(str(tmp_path / "narrow.py"), plan=PLAN, nproc=nproc)
+
+
 def test_a_baseline_is_found_by_the_name_of_the_target(captured: Path, tmp_path: Path) -> None:
     assert find_baseline(captured.parent, "somewhere/tiny_dense.py") == captured
     assert find_baseline(captured.parent, "other.py") is None
     (tmp_path / "other").mkdir()
     assert find_baseline(tmp_path, "other.py") is None
+    # A dot in the name of a checkpoint is a version, of which there are several.
+    names = [baseline_name(f"models/{name}") for name in ("Qwen2.5-7B", "Qwen2.5-14B/", "port.py")]
+    assert names == ["Qwen2.5-7B", "Qwen2.5-14B", "port"]
     assert readable_baseline(captured.parent, "tiny_dense.py") == captured
 
 

@@ -40,6 +40,18 @@ def test_sigma_is_that_of_the_runs_and_lambda_explains_another_run() -> None:
     assert not noise.is_heavy
 
 
+def test_how_a_mask_is_rounded_is_no_noise_of_the_other_logits() -> None:
+    flat, padding = logits().flatten(0, 1), torch.tensor([3])
+    runs = [noisy(flat, 100 + run) for run in range(RUNS)]
+    plain = noise_between(flat, runs)
+    masked = noise_between(
+        flat.index_fill(-1, padding, -1e9), [run.index_fill(-1, padding, -1.002e9) for run in runs]
+    )
+    others = torch.arange(VOCABULARY) != padding
+    torch.testing.assert_close(masked.sigma[:, others], plain.sigma[:, others], rtol=0.1, atol=0.0)
+    assert abs(masked.lam / plain.lam - 1) < 0.1
+
+
 def test_runs_of_which_few_go_far_astray_have_heavy_noise_and_a_wide_lambda() -> None:
     flat = logits().flatten(0, 1)
     runs = [noisy(flat, 100 + run) for run in range(RUNS)]

@@ -65,6 +65,34 @@ def test_a_leak_fails_with_the_module_that_keeps_it(pytester: pytest.Pytester, t
     assert "They are kept in model.layers.1.mlp.history" in text_of(result)
 
 
+@pytest.mark.parametrize(
+    ("family", "fault", "failed", "cause"),
+    [
+        ("gemma2", "without_eviction", 2, "the cache of layer 0 never evicts: after 288 tokens it holds 288"),
+        pytest.param(
+            "llama",
+            "narrow_positions",
+            1,
+            "It is what positions in bfloat16 in the rotary embedding makes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama",
+            "block_cleared",
+            2,
+            "the cache of layer 1 changes what it holds: keys or values of tokens 16 to 31",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_cache_or_positions_that_are_wrong_fail_with_their_cause(
+    pytester: pytest.Pytester, tmp_path: Path, family: str, fault: str, failed: int, cause: str
+) -> None:
+    result = run(pytester, target_file(tmp_path, family, fault=fault))
+    assert result.parseoutcomes()["failed"] == failed
+    assert cause in text_of(result)
+
+
 @pytest.mark.slow
 def test_a_window_as_long_as_the_context_is_not_crossed_and_skips_what_crosses_it(
     pytester: pytest.Pytester, tmp_path: Path

@@ -16,7 +16,6 @@ from validator.errors import TargetError
 from validator.target_file import describe
 
 __all__ = [
-    "MASKED",
     "cache_argument",
     "cache_options",
     "configured_cache",
@@ -24,9 +23,6 @@ __all__ = [
     "ported",
     "returned_cache",
 ]
-
-MASKED = 1e30
-"""No model's logit: what is as large stands for an entry that is never chosen."""
 
 _NAMES = ("cache", "past_key_values")
 

@@ -23,14 +23,15 @@ from validator.checks.arithmetic import Arithmetic
 from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor, widened
 from validator.errors import MismatchError, TargetError
-from validator.long_context.calling import MASKED, device_of
+from validator.long_context.calling import device_of
+from validator.long_context.masks import MASKED, masked_alike
 from validator.numerics.formats import format_of
 from validator.numerics.recipes import EAGER, Recipe
 from validator.numerics.rounding import round_nearest
 from validator.swapping.noise import noisy_runs
 from validator.target_file import describe
 
-__all__ = ["CONTROLS", "Band", "measured_band", "oracle_logits"]
+__all__ = ["CONTROLS", "Band", "distance", "measured_band", "oracle_logits"]
 
 CONTROLS = 4
 """Runs that the noise is measured by. One is not enough behind a router: a choice that flips in the candidate
@@ -81,9 +82,8 @@ def measured_band(
         runs = _simulated_runs(reference, tokens, dtype=dtype, recipe=recipe, runs=controls)
     total = torch.zeros(len(tokens), dtype=torch.float64)
     for run in runs:
-        total += _distance(run, logits).square()
+        total += distance(run, logits).square()
     # What storing the logits does is in every run, where the controls by chance show none.
-    # Entries of a padded vocabulary are masked by infinities, or by the format's lowest number.
     real = logits.masked_fill(~(logits.abs() < MASKED), 0.0)
     storage = format_of(dtype).unit_roundoff * real.square().mean(-1).sqrt() / 3**0.5 / 2
     return Band(logits=logits, sigma=torch.maximum((total / controls).sqrt(), storage), has_chosen=has_chosen)
@@ -118,6 +118,15 @@ def oracle_logits(
         has_chosen = arithmetic.has_chosen
     values = logits.data64 if isinstance(logits, ShadowTensor) else widened(logits)
     return values[0].detach().cpu(), has_chosen
+
+
+def distance(cand: Tensor, ref: Tensor) -> Tensor:
+    """Return `[T]` root mean square differences of logits `[T, V]`; NaN where one side has a NaN.
+
+    An entry that both sides mask counts as equal.
+    """
+    are_equal = (cand == ref) | masked_alike(cand, ref)
+    return torch.where(are_equal, 0.0, cand - ref).square().mean(-1).sqrt()
 
 
 class _Stored:
@@ -204,10 +213,3 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
             f"the reference returned no logits for each of {len(tokens)} tokens: there is nothing to compare"
         )
     return logits
-
-
-def _distance(logits: Tensor, reference: Tensor) -> Tensor:
-    """Return `[T]` root mean square differences; what both mask alike counts as equal."""
-    are_masked = ~(logits.abs() < MASKED) & ~(reference.abs() < MASKED) & ~logits.isnan()
-    apart = torch.where((logits == reference) | are_masked, 0.0, logits - reference)
-    return apart.square().mean(-1).sqrt()

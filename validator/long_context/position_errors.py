@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from validator.errors import MismatchError
-from validator.long_context.noise import Band
+from validator.long_context.noise import Band, distance
 
 __all__ = ["LIMIT", "PositionErrors", "position_errors"]
 
@@ -79,13 +79,11 @@ def position_errors(*, cand: Tensor, band: Band, limit: float = LIMIT) -> Positi
             f"the candidate's logits are {list(cand.shape)} and the reference's {list(band.logits.shape)}: "
             "both must have all of the vocabulary at each token"
         )
-    values = cand.double()
-    apart = torch.where(values == band.logits, 0.0, values - band.logits)
-    error = apart.square().mean(-1).sqrt()
+    error = distance(cand.double(), band.logits)
     ratio = (error / band.sigma).nan_to_num(nan=math.inf, posinf=math.inf)
     ratio = torch.where(error == 0, 0.0, ratio)
     over = ratio > limit
-    onset = _onset(over, single=not band.has_chosen)
+    onset = _onset(ratio, over, single=not band.has_chosen)
     growth, low, high = _growth(ratio)
     before, after = (ratio, ratio) if onset is None else (ratio[:onset], ratio[onset:])
     return PositionErrors(
@@ -100,13 +98,15 @@ def position_errors(*, cand: Tensor, band: Band, limit: float = LIMIT) -> Positi
     )
 
 
-def _onset(over: Tensor, *, single: bool) -> int | None:
-    """Return the first position over the limit: any, or one that a stretch of such begins with."""
+def _onset(ratio: Tensor, over: Tensor, *, single: bool) -> int | None:
+    """Return the first position over the limit: any, or one that a stretch of such begins with.
+
+    Logits that are not finite are no choice of a router: one position of them is enough.
+    """
     found: list[int] = over.nonzero().flatten().tolist()
-    if single:
-        return found[0] if found else None
     for position in found:
-        demanded = max(_OF_END, min(_OF_STRETCH, len(over) - position))
+        is_enough = single or bool(ratio[position].isinf())
+        demanded = 1 if is_enough else max(_OF_END, min(_OF_STRETCH, len(over) - position))
         if int(over[position : position + _STRETCH].sum()) >= demanded:
             return position
     return None

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from validator.errors import MismatchError
-from validator.long_context.calling import MASKED
 from validator.long_context.contexts import context_of
+from validator.long_context.masks import MASKED
 from validator.long_context.prompts import short_prompts
 from validator.numerics.formats import format_of, weights_dtype
 from validator.numerics.recipes import Recipe
@@ -117,7 +117,10 @@ def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
     tokens = tokens_of(shipped_text(), model, vocabulary=vocabulary)
     size = plan.window_tokens if limit is None else min(plan.window_tokens, limit)
     return Questions(
-        prompts=prompts, texts=texts, readings={"text": windows_of(tokens, count=plan.windows, size=size)}
+        prompts=prompts,
+        texts=texts,
+        readings={"text": windows_of(tokens, count=plan.windows, size=size)},
+        vocabulary=vocabulary,
     )
 
 

@@ -5,13 +5,14 @@ Shape legend: B = sequences, P = tokens of the prompts, T = steps, W = windows, 
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from validator.errors import TargetError
+from validator.errors import MismatchError, TargetError
 from validator.faults import parse
 from validator.launch import launch
 from validator.numerics.formats import weights_dtype
@@ -33,11 +34,13 @@ class Questions:
             each: as long as it chooses the same tokens that is what it would have generated, and from the
             first other one on it still answers the same questions.
         readings: by name, `[W, S]` integer texts to be read at once.
+        vocabulary: how many logits the reference has.
     """
 
     prompts: Tensor
     texts: dict[Sampling, Tensor]
     readings: dict[str, Tensor]
+    vocabulary: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +68,36 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
 
     Raises:
         LaunchError: a rank failed, died or took too long.
-        MismatchError: the model returns no logits.
+        MismatchError: the model returns no logits, or not those of the reference's vocabulary on each rank.
         ValidatorError: the target fails.
     """
     if run.nproc == 1 and run.timeout_s is None:
         target, model = _candidate(run)
-        return answer(model, target, questions)
+        only = answer(model, target, questions)
+        _require_vocabulary([only], questions.vocabulary)
+        return only
     with tempfile.TemporaryDirectory(prefix="validator-") as name:
         folder, device = Path(name), (run.device or "cpu").partition(":")[0]
         launch(
             _answer_rank, (run, questions, folder), nproc=run.nproc, timeout_s=run.timeout_s, device=device
         )
         found = [_loaded(folder / f"{rank}.pt") for rank in range(run.nproc)]
+    _require_vocabulary(found, questions.vocabulary)
     first = found[0]
     unequal = tuple(
         rank for rank, other in enumerate(found) if not all(map(_choose_alike, first.texts, other.texts))
     )
     return replace(first, unequal_ranks=unequal)
+
+
+def _require_vocabulary(found: Sequence[Answers], vocabulary: int) -> None:
+    for rank, answers in enumerate(found):
+        size = answers.texts[0].shape[-1]
+        if size != vocabulary:
+            raise MismatchError(
+                f"the candidate returns {size} logits a token on rank {rank}, and the reference "
+                f"{vocabulary}: return those of the whole vocabulary on each rank, without what pads it"
+            )
 
 
 def _choose_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from validator.capturing.records import TensorRef
 from validator.errors import MismatchError, ValidatorError
 from validator.numerics.formats import format_of
 
-__all__ = ["StoredLogits", "find_baseline", "read_logits", "readable_baseline"]
+__all__ = ["StoredLogits", "baseline_name", "find_baseline", "read_logits", "readable_baseline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,15 @@ def read_logits(path: Path) -> StoredLogits:
     return StoredLogits(name=baseline.name, ids=ids, logits=logits, dtype=computed or logits.dtype)
 
 
+def baseline_name(source: str) -> str:
+    """Return what a target's baseline is called: `port` for `port.py`, the folder's name for a checkpoint."""
+    path = Path(source)
+    return path.stem if path.suffix == ".py" else path.absolute().name
+
+
 def find_baseline(folder: Path, source: str) -> Path | None:
-    """Return the folder of a target's baseline, `port` for `port.py`, or None where there is none."""
-    name = Path(source).stem
+    """Return the folder of a target's baseline, or None where there is none."""
+    name = baseline_name(source)
     return folder / name if has_baseline(name, folder) else None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from validator.checks.pairs import noise_lambda
 from validator.checks.propagation import FEWEST_RUNS
+from validator.long_context.masks import masked_alike
 from validator.numerics.bands import normal_lambda
 from validator.numerics.recipes import Recipe
 from validator.numerics.shrinkage import shrunk_sigma
@@ -100,7 +101,8 @@ def noise_between(ref: Tensor, runs: Sequence[Tensor]) -> LogitNoise:
 
 def _error(run: Tensor, ref: Tensor) -> Tensor:
     """Return `[N, V]` how far a run's logits are from the reference's, up to what is common to a position."""
-    error = run.to(torch.float64) - ref
-    # Masked logits are equal on both sides, and no error.
-    error = error.masked_fill(~error.isfinite(), 0.0)
+    values = run.to(torch.float64)
+    error = values - ref
+    # What rounding does to a mask is no noise of a logit, and would drown that of all others.
+    error = error.masked_fill(~error.isfinite() | masked_alike(values, ref), 0.0)
     return error - error.mean(-1, keepdim=True)

@@ -160,7 +160,9 @@ def trace_sample(
     ref = read(model, whole)[:, :-1]
     answers = ask(
         CandidateRun(source=source, **options),
-        Questions(prompts=prompt, texts={GREEDY: text}, readings={"prompt": prompt}),
+        Questions(
+            prompts=prompt, texts={GREEDY: text}, readings={"prompt": prompt}, vocabulary=ref.shape[-1]
+        ),
     )
     # The prompt is read at once, what follows it token by token.
     cand = torch.cat((answers.readings["prompt"][:, :-1], answers.texts[0]), dim=1)
