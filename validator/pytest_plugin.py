@@ -15,7 +15,7 @@ import pytest
 
 from validator.errors import UsageError
 from validator.testing.records import Record
-from validator.testing.section import attach, section_lines
+from validator.testing.section import attach, require_compared, section_lines
 from validator.testing.settings import KEYS, Settings, configured, read_settings
 
 if TYPE_CHECKING:
@@ -119,6 +119,15 @@ def validation(request: pytest.FixtureRequest, tmp_path: Path) -> "Validation":
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """End a test of a port that would pass, and has compared nothing."""
+    yield
+    record = item.stash.get(_RECORD, None)
+    if record is not None:
+        require_compared(record)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -147,9 +156,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def asked_by(item: pytest.Item) -> str:
-    """Return what a test asks, in plain words: the first line of its docstring, else its name."""
-    text = (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip()
-    return text.partition("\n")[0].strip() or item.name.removeprefix("test_").replace("_", " ")
+    """Return what a test asks, in plain words: its docstring's first line and its parameters, or its name."""
+    text = (getattr(getattr(item, "obj", None), "__doc__", None) or "").strip().partition("\n")[0].strip()
+    if not text:
+        return item.name.removeprefix("test_").replace("_", " ")
+    parameters = getattr(item, "callspec", None)
+    return text if parameters is None else f"{text.rstrip('.')} ({parameters.id})"
 
 
 def _record(item: pytest.Item) -> Record:

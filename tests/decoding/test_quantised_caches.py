@@ -4,6 +4,8 @@ Shape legend: B = batch, K = key heads, T = keys, D = channels of a head.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.selecting import cases
 from validator.checks.findings import Check, Verdict
 from validator.errors import UsageError
 from validator.faults.kernels import wrap_kernel
+from validator.numerics.cache_scales import CacheScale
 from validator.numerics.recipes import Recipe
 
 Coding = Callable[[Tensor], Tensor]
@@ -54,8 +57,18 @@ WAYS: dict[str, tuple[Callable[..., Tensor], Recipe]] = {
 }
 
 
+def fp8_by(x: Tensor, *, written: float, read: float) -> Tensor:
+    return ((x.float() / written).to(torch.float8_e4m3fn).float() * read).to(x.dtype)
+
+
 def cached(model: Any, keys: Coding, values: Coding, *, reads: str = "earlier steps") -> None:
     """Let all layers read keys and values from a quantised cache: see `READS`."""
+    for layer in model.model.layers:
+        attend_from_cache(layer, keys, values, reads=reads)
+
+
+def attend_from_cache(layer: Any, keys: Coding, values: Coding, *, reads: str = "earlier steps") -> None:
+    """Let one layer do so."""
 
     def read(coded: Coding, x: Tensor, queries: int) -> Tensor:
         earlier = x.shape[2] - queries
@@ -71,8 +84,7 @@ def cached(model: Any, keys: Coding, values: Coding, *, reads: str = "earlier st
             attention, query, read(keys, key, queries), read(values, value, queries), *args, **kwargs
         )
 
-    for layer in model.model.layers:
-        wrap_kernel(layer.self_attn, kernel)
+    wrap_kernel(layer.self_attn, kernel)
 
 
 DECLARED = [(name, kernel, reads) for name in WAYS for kernel in ("sdpa", "eager") for reads in READS]
@@ -117,6 +129,43 @@ def test_a_wrong_scale_of_a_declared_cache_is_named_in_the_steps_that_read_by_it
     assert found.step is not None
     assert found.step.number > 1
     assert min(found.where["tokens"]) >= PROMPT
+
+
+ENGINE = {0: (0.0123, 0.0187), 1: (0.0151, 0.0109)}
+"""By layer: the scales of keys and of values that an engine keeps."""
+
+
+@pytest.mark.parametrize(
+    "read_by",
+    [
+        pytest.param(ENGINE, id="right"),
+        pytest.param({0: ENGINE[1], 1: ENGINE[0]}, id="of the other layer"),
+        pytest.param({i: (v, k) for i, (k, v) in ENGINE.items()}, id="keys and values swapped"),
+    ],
+)
+def test_scales_of_layers_are_aligned_as_they_are_declared_and_named_where_others_are_read_by(
+    read_by: dict[int, tuple[float, float]],
+) -> None:
+    scales = [
+        CacheScale(module=f"model.layers.{i}.self_attn", keys=k, values=v) for i, (k, v) in ENGINE.items()
+    ]
+    reference, candidate = pair("llama", kernel="sdpa")
+    for layer, own, read in zip(candidate.model.layers, ENGINE.values(), read_by.values(), strict=True):
+        keys, values = (partial(fp8_by, written=w, read=r) for w, r in zip(own, read, strict=True))
+        attend_from_cache(layer, keys, values)
+    result = judge(reference, candidate, generated(), recipe=replace(FP8, cache_scale=tuple(scales)))
+    if read_by is ENGINE:
+        assert result.verdict is Verdict.ALIGNED, str(result)
+        return
+    found = result.findings[0]
+    assert (found.module, found.into) == ("model.layers.0.self_attn", "model.layers.0.self_attn.o_proj")
+    assert found.step is not None
+    assert found.step.number > 1
+    assert min(found.where["tokens"]) >= PROMPT
+    assert found.signature is not None
+    assert found.signature.kind == "cache_scale"
+    factor = read_by[0][1] / ENGINE[0][1]
+    assert found.signature.parameters["factor_of_values"] == pytest.approx(factor, rel=0.05)
 
 
 def test_codes_that_are_read_in_another_format_are_found_where_the_cache_is_declared() -> None:

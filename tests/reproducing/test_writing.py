@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from tests.checks.build import captured as recorded
 from tests.checks.build import feed
-from tests.checks.inside.build import Mlp, Norm, Run, captured
+from tests.checks.inside.build import Mlp, Model, Norm, Run, captured
 from tests.checks.inside.test_culprit import Gelu, LargeEpsilon, WrongScale
 from tests.checks.test_edges import Mlp as TwoLayers
 from tests.checks.test_edges import hidden, sharded
 from validator.align.builder import build_trace
+from validator.capturing.reader import open_capture
+from validator.capturing.session import capture
 from validator.checks.engine import policy_of, run_checks
 from validator.checks.findings import Check, Finding, Outcome
 from validator.errors import UsageError
@@ -134,6 +136,32 @@ def test_where_none_were_recorded_it_runs_the_code_up_to_the_edge(cases: Mapping
         "mul.Tensor",
     ]
     assert cases["epsilon"].files.what == "the code of inner"
+
+
+class Turned(nn.Module):
+    """Turns its input by angles whose rates it widens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", 0.3 ** torch.arange(32.0), persistent=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        angles = torch.arange(16.0)[:, None] * self.rates.float()
+        return (hidden_states.float() * angles.cos()).to(hidden_states.dtype)
+
+
+def test_a_cast_that_is_given_a_narrower_constant_is_one_operator(tmp_path: Path) -> None:
+    x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(7)).bfloat16()
+    reference, candidate = Model(Turned()), Model(Turned().bfloat16())
+    paths = [tmp_path / "reference.h5", tmp_path / "candidate.h5"]
+    for model, path in zip((reference, candidate), paths, strict=True):
+        with torch.no_grad(), capture(model, path, operators="*"):
+            model(x.float() if model is reference else x)
+    ref, cand = (open_capture(path).rank(0) for path in paths)
+    run = Run(reference=reference, trace=build_trace(cand=[cand], ref=ref), inputs={"hidden_states": x})
+    found = run.check().findings[0]
+    assert (found.module, found.op) == ("inner", "_to_copy")
+    assert _written(run, found, tmp_path / "made").what == "the operator _to_copy"
 
 
 def test_the_script_says_what_it_is_in_about_a_page(cases: Mapping[str, Case]) -> None:

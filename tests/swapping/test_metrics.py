@@ -7,6 +7,7 @@ from torch import Tensor
 from validator.errors import MismatchError, UsageError
 from validator.swapping.logits import Logits, positions_of, stitched
 from validator.swapping.metrics import Kind, Metric, Scale, parse_metric
+from validator.swapping.noise import explained
 
 B, S, V = 2, 6, 11
 IDS = torch.arange(B * S).remainder(V).view(B, S)
@@ -86,6 +87,55 @@ def test_text_that_a_run_wrote_itself_is_compared_up_to_where_it_parts() -> None
     ids[1, 4] += 1
     positions = positions_of(logits(), logits(ids=ids))
     assert positions.chosen.tolist() == [[True] * S, [True] * 4 + [False] * 2]
+
+
+def parted(run: Logits, *, tokens: int = S) -> Logits:
+    """Return a run that reads another token at position 4 of the second sequence; behind it it is far off."""
+    ids, values = IDS.clone(), run.values.clone()
+    ids[1, 4] += 1
+    values[1, 4:] *= -5
+    return Logits(values=values[:, :tokens], ids=ids[:, :tokens], mask=None)
+
+
+@pytest.mark.parametrize("text", ["kl", "kl-max", "perplexity", "flips"])
+@pytest.mark.parametrize("tokens", [S, S - 1])
+def test_a_hybrid_that_writes_other_text_is_measured_up_to_where_it_parts(text: str, tokens: int) -> None:
+    ref, cand = logits(), logits(1)
+    measured = scale(text, ref, cand)
+    assert measured.value(parted(ref, tokens=tokens)) == 0.0
+    other = changed(ref, {(1, 3, int(ref.values[1, 3].argmin())): 30.0})
+    assert measured.value(parted(other, tokens=tokens)) != 0.0
+
+
+def test_a_token_behind_other_text_is_not_asked_about() -> None:
+    ref = logits()
+    second = int(ref.values[1, 5].topk(2).indices[1])
+    cand = changed(ref, {(1, 5, second): 10.0})
+    token = scale("token:1,5", ref, cand)
+    assert token.value(parted(cand)) == 0.0
+    assert token.value(cand) == pytest.approx(10.0)
+    before = changed(ref, {(1, 3, int(ref.values[1, 3].argmin())): 30.0})
+    row = scale("token:1,3", ref, before)
+    assert row.value(parted(before)) == pytest.approx(row.value(before))
+
+
+def test_noise_that_changes_the_text_explains_no_more_than_what_it_does_before_that() -> None:
+    ref, cand = logits(), logits(1)
+    generator = torch.Generator().manual_seed(2)
+    noisy = [
+        Logits(
+            values=ref.values + 0.01 * torch.randn(B, S, V, generator=generator, dtype=torch.float64),
+            ids=IDS,
+            mask=None,
+        )
+        for _ in range(8)
+    ]
+    with_one_parted = [parted(noisy[0]), *noisy[1:]]
+    for text in ("kl", "kl-max", "perplexity", "token:1,5"):
+        measured = scale(text, ref, cand)
+        known = explained(measured, noisy)
+        assert explained(measured, with_one_parted) == pytest.approx(known, rel=0.5)
+        assert measured.value(cand) > known
 
 
 def test_steps_stand_one_after_the_other() -> None:

@@ -14,9 +14,8 @@ E = Ending
 
 def answer(ending: Ending, **facts: Any) -> Answer:
     message = "" if ending is E.PASSED else f"it is {ending}"
-    return Answer(
-        id=f"t.py::test_{ending}", asked=f"Is it {ending}?", ending=ending, **{"message": message, **facts}
-    )
+    told = {"asked": f"Is it {ending}?", "message": message, **facts}
+    return Answer(id=f"t.py::test_{ending}", ending=ending, **told)
 
 
 def summary(*endings: Ending, errors: tuple[str, ...] = (), code: int = 0) -> Summary:
@@ -90,6 +89,13 @@ def test_a_pytest_that_broke_inside_is_a_bug() -> None:
         ),
         (summary(E.COULD_NOT_RUN), "No answer: Is it could_not_run?: it is could_not_run."),
         (summary(errors=("t.py: SyntaxError",), code=2), "No answer: t.py: SyntaxError (and 1 more)."),
+        (
+            Summary(
+                settings=Settings(),
+                suites=(Suite(name="a", path="", answers=(answer(E.COULD_NOT_RUN, asked="It holds."),)),),
+            ),
+            "No answer: It holds: it is could_not_run.",
+        ),
         (summary(E.PASSED, code=-9), "No answer: pytest was ended: code -9."),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value.verdict),

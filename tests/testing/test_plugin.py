@@ -221,6 +221,27 @@ def test_every_way_to_end_is_told_the_same_with_workers_and_without(
     assert '<property name="validator.rank" value="3" />' in text
 
 
+def test_a_subtest_may_compare_nothing_where_its_test_does(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_parts="""
+        def test_both(validation, subtests):
+            with subtests.test("before"):
+                pass
+            with subtests.test("compares"):
+                validation.require(True, "holds")
+
+        def test_neither(validation, subtests):
+            with subtests.test("nothing"):
+                pass
+        """
+    )
+    done = run_pytest(pytester.path)
+    assert "1 failed, 1 passed" in done.stdout
+    text = " ".join(line.strip() for line in section(done.stdout, "validator"))
+    assert "test_parts.py::test_both: passed" in text
+    assert "test_parts.py::test_neither: could not run: it passed, but compared nothing" in text
+
+
 @pytest.mark.parametrize(
     ("config", "option", "message"),
     [

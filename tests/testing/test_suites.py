@@ -156,6 +156,15 @@ def test_a_bad_option_is_found_before_anything_runs(here: Path) -> None:
         run("test_a.py", card_counts="x")
 
 
+def test_what_a_test_asks_of_several_parameters_is_told_apart(here: Path) -> None:
+    (here / "test_a.py").write_text(
+        "import pytest\n\n\n@pytest.mark.parametrize('text', ['generated', 'read'])\n"
+        'def test_a(validation, text):\n    """It is near."""\n    validation.figure(\'x\', 1)\n'
+    )
+    asked = [answer.asked for answer in run("test_a.py").answers]
+    assert asked == ["It is near (generated)", "It is near (read)"]
+
+
 def test_without_a_test_there_is_no_answer(here: Path) -> None:
     (here / "test_a.py").touch()
     summary = run("test_a.py")

@@ -60,6 +60,7 @@ _NAMES = {
         "round_blocks",
         "unpack_float4",
     ),
+    "cache_scales": ("CacheScale",),
     "contractions": ("Accumulation", "Order", "fp8_product", "rounded_sum", "split_terms", "sum_products"),
     "distributions": ("DistributionFigures", "WorstPosition", "compare_logits"),
     "divergences": ("js_divergence", "kl_divergence", "total_variation"),

@@ -4,10 +4,10 @@ A recipe says nothing of the last rounding of a result to its storage format: th
 always allowed. What it says of matrix products has the names that `Emulation` has.
 """
 
-import math
 from dataclasses import dataclass, fields, replace
 
 from validator.errors import UsageError
+from validator.numerics.cache_scales import CacheScale, demand_cache_scales
 from validator.numerics.contractions import FACTORS
 from validator.numerics.formats import FORMATS
 from validator.numerics.legality import (
@@ -67,8 +67,9 @@ class Recipe:
         cache: format of the codes in which a cache holds the keys and values that attention reads, one of
             `CACHES`, or `"storage"` for that in which they were computed. They must then be what these codes
             stand for.
-        cache_scale: what codes of the cache are multiplied by when they are read, in all layers; None where
-            each head of each token has a scale of its own: its largest value over the largest code.
+        cache_scale: what codes of the cache are multiplied by when they are read: a number for all layers; a
+            tuple of `CacheScale` where layers, or keys and values, differ; None where each head of each token
+            has a scale of its own, its largest value over the largest code.
 
     Raises:
         UsageError: a field's value is not legal, or contradicts another's.
@@ -90,7 +91,7 @@ class Recipe:
     weights: str = "storage"
     requantised: str | None = None
     cache: str = "storage"
-    cache_scale: float | None = None
+    cache_scale: float | tuple[CacheScale, ...] | None = None
 
     def __post_init__(self) -> None:
         for field_name in ("inner", "reduce", "weights"):
@@ -111,8 +112,7 @@ class Recipe:
             )
         if self.fp8 and (self.factors != "float32" or self.split_k > 1):
             refuse(self, "fp8", True, "it has its own factors and parts; leave out factors and split_k")
-        if self.cache_scale is not None and not 0 < self.cache_scale < math.inf:
-            refuse(self, "cache_scale", self.cache_scale, "it must be a positive number")
+        demand_cache_scales(self)
         if self.cache_scale is not None and self.cache == "storage":
             refuse(self, "cache_scale", self.cache_scale, "nothing is read by it: give cache= as well")
 
@@ -126,6 +126,14 @@ class Recipe:
             and self.factors == "float32"
             and not self.fp8
         )
+
+    def cache_scale_of(self, module: str) -> CacheScale | None:
+        """Return what codes are multiplied by that a module's attention reads; None where it reads none."""
+        if self.cache == "storage":
+            return None
+        if isinstance(self.cache_scale, tuple):
+            return next((scale for scale in self.cache_scale if scale.holds_for(module)), None)
+        return CacheScale(keys=self.cache_scale, values=self.cache_scale)
 
     def reading(self, other: "Recipe") -> "Recipe":
         """Return this recipe with the cache that another declares."""

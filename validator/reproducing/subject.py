@@ -188,7 +188,7 @@ def _of_operator(code: Code, inside: Inside, culprit: Culprit, judge: EdgeJudge)
     if alone is None:
         return None
     program = program_of(code.log, slot=alone.slot, positions=alone.positions, starts=alone.starts)
-    what = f"the operator {culprit.op}" if alone.works == 1 else f"{alone.works} operators with {culprit.op}"
+    what = f"{alone.works} operators with {culprit.op}" if alone.works > 1 else f"the operator {culprit.op}"
     subject = _judged(program, what, alone.code, alone.code.edges[0], judge, alone.judged)
     if subject is None or not subject.is_wrong:
         return None

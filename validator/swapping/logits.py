@@ -15,7 +15,7 @@ from validator.capturing.values import bind_arguments, flatten
 from validator.errors import MismatchError
 from validator.numerics.positions import IGNORED_TARGET
 
-__all__ = ["Logits", "Positions", "logits_of", "positions_of", "root_calls"]
+__all__ = ["Logits", "Positions", "follows_text", "logits_of", "positions_of", "root_calls", "stitched"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +120,7 @@ def positions_of(ref: Logits, cand: Logits) -> Positions:
         )
     batch, tokens, vocabulary = ref.values.shape
     chosen = torch.ones(batch, tokens, dtype=torch.bool) if ref.mask is None else ref.mask.clone()
-    if ref.ids is not None and cand.ids is not None and ref.ids.shape == cand.ids.shape:
-        chosen &= (ref.ids != cand.ids).cumsum(dim=1) == 0
+    chosen &= follows_text(ref, cand)
     if not bool(chosen.any()):
         raise MismatchError("no position has the same real tokens before it on both sides")
     targets = None
@@ -135,6 +134,21 @@ def positions_of(ref: Logits, cand: Logits) -> Positions:
         targets=targets,
         groups=torch.arange(batch)[:, None].expand(batch, tokens)[chosen],
     )
+
+
+def follows_text(ref: Logits, run: Logits) -> Tensor:
+    """Return `[B, S]` boolean, at which of the reference's positions a run has read the same text so far.
+
+    One that generates may end sooner or later than the reference.
+    """
+    batch, tokens = ref.values.shape[:2]
+    follows = torch.zeros(batch, tokens, dtype=torch.bool)
+    common = min(tokens, run.values.shape[1])
+    follows[:, :common] = True
+    if ref.ids is not None and run.ids is not None and len(ref.ids) == len(run.ids):
+        parted = ref.ids[:, :common] != run.ids[:, :common]
+        follows[:, :common] = parted.cumsum(dim=1) == 0
+    return follows
 
 
 def _logits(output: Any) -> Tensor:

@@ -8,9 +8,10 @@
                 logits; P is a token of the first sequence, or SEQUENCE,TOKEN. Where all of the margin is
                 gone, the token flips
 
-Where the candidate's perplexity is the smaller one, the metric is how far it falls.
+Where the candidate's perplexity is the smaller one, the metric is how far it falls. A run that generates
+other text than the reference is measured up to where the two part: behind that it is asked something else.
 
-Shape legend: N = positions, V = vocabulary, K = runs.
+Shape legend: N = positions, n = those of them that a run shares, V = vocabulary, K = runs.
 """
 
 import math
@@ -26,7 +27,7 @@ from validator.errors import UsageError
 from validator.numerics.distributions import compare_logits
 from validator.numerics.formats import format_of
 from validator.numerics.positions import IGNORED_TARGET
-from validator.swapping.logits import Logits, Positions
+from validator.swapping.logits import Logits, Positions, follows_text
 
 __all__ = ["Kind", "Metric", "Scale", "parse_metric"]
 
@@ -104,6 +105,7 @@ class Scale:
     def __init__(self, metric: Metric, *, ref: Logits, cand: Logits, positions: Positions) -> None:
         self.metric = metric
         self._positions = positions
+        self._run = ref
         self._ref = ref.values[positions.chosen]
         self._cand = cand.values[positions.chosen]
         self._sign = 1.0
@@ -116,7 +118,7 @@ class Scale:
                     "--metric perplexity needs input_ids, tokens of the model's vocabulary, in inputs(): "
                     "choose another metric such as kl"
                 )
-            self._sign = -1.0 if self._signed(self._cand) < 0 else 1.0
+            self._sign = -1.0 if self._signed(cand) < 0 else 1.0
 
     @property
     def flip_limit(self) -> float | None:
@@ -134,8 +136,11 @@ class Scale:
         return len(self._positions.places)
 
     def value(self, run: Logits) -> float:
-        """Return how far a run is from the reference's, infinite where it has no distribution."""
-        return self._sign * self._signed(run.values[self._positions.chosen])
+        """Return how far a run is from the reference's, infinite where it has no distribution.
+
+        A `token` behind other text than the reference's says nothing, and is 0.
+        """
+        return self._sign * self._signed(run)
 
     def margins(self, logits: Tensor) -> Tensor:
         """Return `[N]` the margin of the reference's token over the candidate's, of `[N, V]` logits."""
@@ -145,31 +150,48 @@ class Scale:
     def margin_errors(self, runs: Sequence[Logits]) -> Tensor:
         """Return `[K, N]` how far rounding moves the margin of each position's two best tokens.
 
-        At the position that is asked about they are the reference's token and the candidate's.
+        At the position that is asked about they are the reference's token and the candidate's. Where a run
+        read other text than the reference it is NaN.
         """
         best = self._ref.to(torch.float64).topk(min(2, self._ref.shape[-1]), dim=-1).indices
         best = torch.cat([best, best], dim=-1)[:, :2]
         best[self._row] = torch.tensor(self._pair)
         ref = _margin(self._ref, best)
-        return torch.stack([_margin(run.values[self._positions.chosen], best) - ref for run in runs])
+        errors = torch.full((len(runs), self.positions), torch.nan, dtype=torch.float64)
+        for row, run in zip(errors, runs, strict=True):
+            shared, logits = self._shared(run)
+            row[shared] = _margin(logits, best[shared]) - ref[shared]
+        return errors
 
     @property
     def row(self) -> int:
         """Which of the positions is asked about, for a `token`."""
         return self._row
 
-    def _signed(self, run: Tensor) -> float:
+    def _shared(self, run: Logits) -> tuple[Tensor, Tensor]:
+        """Return `[N]` boolean, where a run has read the reference's text so far, and its logits `[n, V]`."""
+        shared = self._positions.chosen & follows_text(self._run, run)
+        tokens = min(shared.shape[1], run.values.shape[1])
+        return shared[self._positions.chosen], run.values[:, :tokens][shared[:, :tokens]]
+
+    def _signed(self, run: Logits) -> float:
+        shared, logits = self._shared(run)
         if self.metric.kind is Kind.TOKEN:
-            rows = slice(self._row, self._row + 1)
-            moved = float(self.margins(self._ref[rows]) - self.margins(run[rows]))
+            if not shared[self._row]:
+                return 0.0
+            row = int(shared[: self._row].sum())
+            moved = float(
+                self.margins(self._ref[self._row : self._row + 1]) - self.margins(logits[row : row + 1])
+            )
             return math.inf if math.isnan(moved) else moved
+        targets = self._positions.targets
         figures = compare_logits(
-            ref=self._ref,
-            cand=run,
-            cand_format=format_of(run.dtype),
+            ref=self._ref[shared],
+            cand=logits,
+            cand_format=format_of(logits.dtype),
             top_k=1,
-            groups=self._positions.groups,
-            targets=self._positions.targets,
+            groups=self._positions.groups[shared],
+            targets=None if targets is None else targets[shared],
         )
         match self.metric.kind:
             case Kind.KL:

@@ -128,9 +128,11 @@ def _quantile(alpha: float, values: int) -> float:
 
 
 def _of_margin(errors: Tensor, row: int) -> float:
-    """Return how far noise may move one of `[K, N]` margins."""
+    """Return how far noise may move one of `[K, N]` margins; where no run measured it, as at the others."""
     runs, positions = errors.shape
-    variance = errors.square().mean(dim=0)
+    squares = errors.square()
+    variance = squares.nanmean(dim=0)
+    variance = torch.where(variance.isnan(), squares.nanmean(), variance)
     sigma = shrunk_sigma(variance, torch.ones_like(variance), runs)
     return normal_lambda(positions) * float(sigma[row])
 

@@ -17,7 +17,7 @@ EXIT_CODES = {Ending.PASSED: 0, Ending.FAILED: 1, Ending.COULD_NOT_RUN: 2, Endin
 _PYTEST_SAID = {
     2: "pytest was interrupted, or could not collect the tests",
     3: "pytest failed inside",
-    4: "pytest could not start",
+    4: "pytest could not start, or found no test of a name that was given",
     5: "there is no test to run",
 }
 
@@ -103,7 +103,7 @@ class Summary:
     @property
     def why_no_answer(self) -> tuple[str, ...]:
         """Why the suites can't say that the port holds, whatever the other tests said."""
-        broken = [f"{a.asked}: {a.message}" for a in self._ended(Ending.COULD_NOT_RUN)]
+        broken = [f"{a.asked.rstrip('.')}: {a.message}" for a in self._ended(Ending.COULD_NOT_RUN)]
         empty = [f"the suite {s.name} compared nothing" for s in self.suites if s.compared_nothing]
         return (*self.errors, *self._pytest_said(), *broken, *empty)
 

@@ -13,7 +13,7 @@ from validator.testing.failures import PortFailure
 from validator.testing.lines import wrapped
 from validator.testing.records import Ending, Failure, Figure, Record, figure_text
 
-__all__ = ["attach", "ending_of", "message_of", "record_of", "section_lines"]
+__all__ = ["attach", "ending_of", "message_of", "record_of", "require_compared", "section_lines"]
 
 _KEY = "validator_record"
 _NOTHING_COMPARED = (
@@ -22,14 +22,8 @@ _NOTHING_COMPARED = (
 
 
 def attach(report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[None], record: Record) -> None:
-    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone.
-
-    A test that has the fixture `validation` and compared nothing did not pass: it is an error.
-    """
+    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone."""
     error = None if call.excinfo is None else call.excinfo.value
-    if report.when == "call" and report.passed and record.judges and not record.compared:
-        report.outcome = "failed"
-        error = PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=_NOTHING_COMPARED))
     if report.failed and error is not None:
         if isinstance(error, ValidatorError):
             error = PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=str(error)))
@@ -46,6 +40,12 @@ def attach(report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[N
             pair for pair in _properties(record, report) if pair not in item.user_properties
         )
         report.user_properties = list(item.user_properties)
+
+
+def require_compared(record: Record) -> None:
+    """Raise where a test has the fixture `validation` and compared nothing: it did not pass."""
+    if record.judges and not record.compared:
+        raise PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=_NOTHING_COMPARED))
 
 
 def record_of(report: Any) -> dict[str, Any] | None:
