@@ -60,8 +60,8 @@ def executed(path: Path) -> NotebookNode:
         store_widget_state=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    with tempfile.TemporaryDirectory(prefix="validator-") as profile:
-        client.execute(env=_environment(profile))
+    with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
+        client.execute(env=_environment(scratch))
     notebook.metadata = nbformat.from_dict(_METADATA)
     for data in shown(notebook):
         data.pop(_WIDGET, None)  # nothing is behind it without its kernel: the static view is left
@@ -86,9 +86,9 @@ def main(paths: Sequence[Path]) -> None:
         nbformat.write(notebook, path)
 
 
-def _environment(profile: str) -> Mapping[str, str]:
-    """Return a kernel's environment, without what the user made IPython do when it starts."""
-    return {**os.environ, **_ENVIRONMENT, "IPYTHONDIR": profile}
+def _environment(scratch: str) -> Mapping[str, str]:
+    """Return a kernel's environment: it starts without the user's profile of IPython, and leaves nothing."""
+    return {**os.environ, **_ENVIRONMENT, "IPYTHONDIR": scratch, "TMPDIR": scratch}
 
 
 if __name__ == "__main__":

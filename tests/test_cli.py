@@ -186,6 +186,16 @@ def test_csv_and_markdown_go_to_files_beside_the_text(api: Api, tmp_path: Path) 
     assert files[1].read_text().startswith("### divergent: first at model.layers.0.mlp\n")
 
 
+def test_two_results_do_not_go_to_one_file(api: Api, tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    result = run("check", "port.py", "--csv", path, "--markdown", path)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: --markdown {str(path)!r} would overwrite what --csv writes; name another file\n"
+    )
+    assert api.calls == []
+
+
 @pytest.mark.parametrize("option", ["--csv", "--markdown"])
 def test_no_file_of_a_result_overwrites_the_target(api: Api, tmp_path: Path, option: str) -> None:
     target = tmp_path / "port.py"

@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from validator.baselines.checking import check_run
+from validator.baselines.conditions import Difference
 from validator.baselines.recording import RunOptions, record_run
 from validator.baselines.store import listed, read_baseline, write_baseline
 from validator.checks.findings import Verdict
 from validator.cli import app
 from validator.errors import MismatchError, UsageError
+from validator.report.screen import plain_text
 
 PORT = """
 import torch
@@ -102,6 +104,11 @@ def test_bits_within_rounding_are_told_and_are_a_divergence_only_where_bits_are_
     strict = check_run("both", nearly, folder=recorded, demands_bits=True)
     assert strict.verdict is Verdict.DIVERGENT
     assert strict.summary.startswith("not the bits of both: ")
+    hint = "the port has changed or gives other bits in each run"
+    upgraded = Difference(item="software", name="torch", then="1", now="2")
+    assert hint in plain_text(bounded, 200)
+    assert hint not in plain_text(strict, 200)
+    assert hint not in plain_text(replace(bounded, differences=(upgraded,)), 200)
 
 
 def test_other_inputs_are_refused_with_both_checksums(recorded: Path, tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def scaled(self, input_ids):
     result = bisect_target(str(write_deep_net(tmp_path, spoil, layers=4, changes=changes)))
     found = first(result)
     assert (found.module, found.into, found.op) == ("", "head", "mul")
+    assert result.bisection.path[-1].verdict == "divergent: mul"
     assert [step.captured for step in result.bisection.path if step.runs] == [8, 8]
 
 

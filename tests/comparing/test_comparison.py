@@ -291,13 +291,16 @@ def test_names_are_shown_as_they_are_and_not_as_markup(reference: Path, in_bfloa
 def test_the_command_writes_json_and_csv_and_exits_with_the_verdict(
     reference: Path, in_bfloat16: Path, tmp_path: Path
 ) -> None:
-    files = tmp_path / "result.json", tmp_path / "result.csv"
-    run = command("compare", reference, in_bfloat16, "--json", files[0], "--csv", files[1])
+    files = [tmp_path / f"result.{ending}" for ending in ("json", "csv", "md", "html")]
+    options = zip(("--json", "--csv", "--markdown", "--html"), files, strict=True)
+    run = command("compare", reference, in_bfloat16, *(word for option in options for word in option))
     assert run.exit_code == 3
     assert run.stdout.startswith("inconclusive: ")
     document = json.loads(files[0].read_text())
     jsonschema.validate(document, schema())
     assert len(files[1].read_text().splitlines()) == len(document["pairs"]) + 1
+    assert files[2].read_text().startswith("### inconclusive: ")
+    assert "<title>inconclusive: " in files[3].read_text()
     alone = command("compare", reference, reference, "--json", "-")
     assert alone.exit_code == 0
     assert json.loads(alone.stdout)["verdict"] == "aligned"

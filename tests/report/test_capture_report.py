@@ -94,8 +94,9 @@ def test_outputs_of_nothing_but_zeros_are_named(tmp_path: Path) -> None:
 
 def test_files_hold_every_tensor(tmp_path: Path) -> None:
     captured(tmp_path / "run", WithNan, calls=2)
-    files = [tmp_path / name for name in ("out.json", "out.csv", "out.md")]
-    result = run("report", tmp_path / "run", "--json", files[0], "--csv", files[1], "--markdown", files[2])
+    files = [tmp_path / name for name in ("out.json", "out.csv", "out.md", "out.html")]
+    options = zip(("--json", "--csv", "--markdown", "--html"), files, strict=True)
+    result = run("report", tmp_path / "run", *(word for option in options for word in option))
     assert result.exit_code == 1
     document = json.loads(files[0].read_text())
     jsonschema.validate(document, schema(), cls=jsonschema.Draft202012Validator)
@@ -105,6 +106,7 @@ def test_files_hold_every_tensor(tmp_path: Path) -> None:
     row = frame[(frame.module == "layers.1") & (frame.side == "output")].iloc[0]
     assert (row.calls, row.elements, row["nan"]) == (2, 2 * 4 * 32, 2)
     assert "| `layers.1` | float16 |" in files[2].read_text()
+    assert "<title>NaN, first in layers.1, output, element [0, 3, 2]</title>" in files[3].read_text()
 
 
 def test_json_alone_goes_to_stdout(tmp_path: Path) -> None:
@@ -134,7 +136,8 @@ def test_each_rank_has_its_rows(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     first = "NaN, first in (the model itself), entered all_reduce 0, rank 1, element [0, 7, 3]"
     assert " ".join(result.stdout.split()).startswith(first)
-    assert [line.split()[:2] for line in lines if line.startswith(" head ")] == [["head", "0"], ["head", "1"]]
+    assert [line.split()[-1] for line in lines if line.startswith(" embed ")] == ["0-1"]
+    assert [line.split()[-1] for line in lines if line.startswith(" up ")] == ["0-1"]
 
 
 def test_a_capture_that_is_none_is_one_message(tmp_path: Path) -> None:

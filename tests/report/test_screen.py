@@ -55,3 +55,8 @@ def test_in_a_notebook_text_is_returned_and_not_shown(monkeypatch: pytest.Monkey
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("rich.jupyter.display", lambda *shown: pytest.fail("it was shown"))
     assert plain_text(screen(TABLE)).startswith("headline\n\nlayers\n")
+
+
+def test_a_row_of_another_width_than_the_head_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a row of 2 cells for 1 columns: \('a', 'b'\)"):
+        Table(columns=(Column(name="x"),), rows=(("a", "b"),))

@@ -57,11 +57,11 @@ def test_text_shows_the_runs_what_changed_and_what_moved(files: list[Path]) -> N
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
     assert words.startswith("3 runs: aligned (tp1), then divergent (tp2), then aligned (tp4)")
-    found = "model.layers.2.mlp.down_proj, model.layers.3.self_attn, into o_proj [input]"
+    found = "model.layers.2.mlp.down_proj (function), model.layers.3.self_attn, into o_proj [input] (wiring)"
     assert f"tp1 to tp2 divergent, was aligned; 2 findings new: {found}" in words
     assert f"tp2 to tp4 aligned, was divergent; 2 findings gone: {found}" in words
     moved = words.split("moved by a factor of 2 or more")[1]
-    assert "model.layers.0.mlp.down_proj function 0.31x band 0.71x band 0.95x band" in moved
+    assert "model.layers.0.mlp.down_proj (function) 0.31 0.71 0.95" in moved
     assert "model.layers.1" not in moved
     assert "parallelism.world_size 1 2 4" in moved
     assert "software.torch 2.10 2.10" in moved
@@ -106,7 +106,7 @@ def test_files_hold_all_of_it(files: list[Path], tmp_path: Path) -> None:
     assert (moved["edge"]["module"], moved["max_over_band"]) == (MOVED, [0.31, 0.71, 0.95])
     frame = pd.read_csv(out[1])
     assert frame.groupby("run").size().to_dict() == {"tp1": 12, "tp2": 13, "tp4": 12}
-    assert "| `tp2` | divergent | 2 | `model.layers.2.mlp.down_proj` |" in out[2].read_text()
+    assert "| `tp2` | divergent | 2 | `model.layers.2.mlp.down_proj (function)` |" in out[2].read_text()
 
 
 def test_identical_runs_say_that_nothing_changed(files: list[Path], tmp_path: Path) -> None:

@@ -147,6 +147,12 @@ class BaselineCheck:
             compared = phrases.count(self.bits.compared, "tensor")
             if self.differing:
                 yield "bits", f"{len(self.differing)} of {compared} differ; first {self.differing[0]}"
+                if not self.differences and not self.demands_bits:
+                    yield (
+                        "note",
+                        "all else is the same, so that the port has changed or gives other bits in each run; "
+                        "--bitwise makes that a divergence",
+                    )
             else:
                 yield "bits", f"{compared}, the same"
             yield from _limited("bits", list(self.bits.unknown))

@@ -32,13 +32,14 @@ class ResultFiles:
             read: what the command reads, by its name, and must not overwrite.
 
         Raises:
-            UsageError: one can't be written.
+            UsageError: one can't be written, or two are one file.
         """
         json = None if self.json in (None, "-") else Path(self.json or "")
         files = {"--json": json, "--html": self.html, "--csv": self.csv, "--markdown": self.markdown}
         for option, path in files.items():
             if path is not None:
                 clear(option, path, read)
+                read = {**read, f"what {option} writes": path}
 
     def write(self, result: "Shown") -> None:
         """Write the result to each of them.

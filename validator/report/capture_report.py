@@ -185,33 +185,40 @@ def _underflow(tensor: TensorRange) -> str:
 
 
 def _table(ranges: CaptureRanges) -> Table:
-    """One row for each output of a layer, of what stands beside the layers, and of a rank."""
+    """One row for each output of a layer, and of what stands beside layers; ranks that agree share it."""
     outputs = [t for t in ranges.tensors if t.side == "output" and t.format is not None]
-    shown = _outline(outputs)
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for tensor in _outline(outputs):
+        rows.setdefault(_cells(tensor), []).append(tensor.rank)
     several = len(ranges.capture.ranks) > 1
     columns = (
         Column(name="output of", kind=Kind.NAME),
-        *((Column(name="rank", kind=Kind.NUMBER),) if several else ()),
         Column(name="dtype", least_width=_WIDTH),
-        *(
-            Column(name=name, kind=Kind.NUMBER)
-            for name in ("mean", "rms", "min", "max", "headroom, bits", "NaN", "inf")
+        Column(name="mean", kind=Kind.NUMBER, least_width=_WIDTH),
+        *(Column(name=name, kind=Kind.NUMBER) for name in ("rms", "min", "max", "headroom", "NaN", "inf")),
+        *((Column(name="ranks", kind=Kind.NUMBER),) if several else ()),
+    )
+    more = "" if len(rows) <= _LAYERS else f" (the first {_LAYERS} of {len(rows)}: --csv FILE has all)"
+    return Table(
+        title=f"layers{more}",
+        columns=columns,
+        rows=tuple(
+            (*cells, ", ".join(phrases.ranges(ranks))) if several else cells
+            for cells, ranks in list(rows.items())[:_LAYERS]
         ),
     )
-    rows = tuple(
-        (
-            phrases.module_name(t.module) + (f", {t.path}" if t.path else ""),
-            *((str(t.rank),) if several else ()),
-            t.dtype,
-            *(_figure(getattr(t.statistics, name)) for name in ("mean", "rms", "min", "max")),
-            _figure(t.headroom_bits),
-            str(t.statistics.nan or ""),
-            str(t.statistics.inf or ""),
-        )
-        for t in shown[:_LAYERS]
+
+
+def _cells(tensor: TensorRange) -> tuple[str, ...]:
+    numbers, bits = tensor.statistics, tensor.headroom_bits
+    return (
+        phrases.module_name(tensor.module) + (f", {tensor.path}" if tensor.path else ""),
+        tensor.dtype,
+        *(_figure(value) for value in (numbers.mean, numbers.rms, numbers.min, numbers.max)),
+        "" if bits is None else f"2^{phrases.number(bits)}",
+        str(numbers.nan or ""),
+        str(numbers.inf or ""),
     )
-    more = "" if len(shown) <= _LAYERS else f" (the first {_LAYERS} of {len(shown)}: --csv FILE has all)"
-    return Table(title=f"layers{more}", columns=columns, rows=rows)
 
 
 def _outline(outputs: Sequence[TensorRange]) -> list[TensorRange]:
@@ -225,5 +232,5 @@ def _outline(outputs: Sequence[TensorRange]) -> list[TensorRange]:
     return [tensor for tensor in outputs if is_shown(tensor.module)] or list(outputs)
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else phrases.number(value)
+def _figure(value: float) -> str:
+    return "" if math.isnan(value) else phrases.number(value)

@@ -6,6 +6,7 @@ escaped, and a zero-width space follows `@`, `#` and `:`, which GitHub reads aft
 a table a code span can't hold every `|`, so a name with one is written in HTML, character by character.
 """
 
+import html
 import re
 from collections.abc import Iterator
 
@@ -49,13 +50,15 @@ def code(text: str) -> str:
     if not shown.strip():
         return ""
     if "`" in shown or "|" in shown:
-        return f"<code>{_entities(shown)}</code>"
+        entities = _PUNCTUATION.sub(lambda found: f"&#{ord(found[0])};", shown)
+        return f"<code>{entities}</code>"
     return f"`{shown}`"
 
 
 def _titled(title: str, body: str, *, folded: bool) -> Iterator[str]:
     if folded:
-        yield f"<details><summary>{_entities(_LATE.sub(_ZERO_WIDTH_SPACE, _shown(title)))}</summary>"
+        # A line of HTML, in which no Markdown is read.
+        yield f"<details><summary>{html.escape(_LATE.sub(_ZERO_WIDTH_SPACE, _shown(title)))}</summary>"
         yield body
         yield "</details>"
     else:
@@ -83,10 +86,6 @@ def _table(table: Table) -> str:
 
 def _cell(column: Column, text: str) -> str:
     return code(text) if column.kind is Kind.NAME else prose(text)
-
-
-def _entities(text: str) -> str:
-    return _PUNCTUATION.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
 def _shown(text: str) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "percent",
     "places",
     "printable",
+    "ranges",
     "scientific",
     "shape",
     "shown",
@@ -137,17 +138,8 @@ def signature(found: Signature) -> str:
     return signature_words(found) + residual
 
 
-def _place(kind: str, value: Any) -> str:
-    name = kind.replace("_", " ")
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return f"{name} {_value(value)}"
-    if not all(isinstance(item, int) for item in value):
-        return f"{name} {listing([_value(item) for item in value], 4)}"
-    return f"{name.removesuffix('s') if len(value) == 1 else name} {listing(_ranges(value), 4)}"
-
-
-def _ranges(numbers: Iterable[int]) -> list[str]:
-    """Join what ascends by one; the order is kept, since in a permutation it is what matters."""
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Return `3-6`, `9`: what ascends by one is joined; the order is kept, which is all of a permutation."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:
@@ -155,6 +147,15 @@ def _ranges(numbers: Iterable[int]) -> list[str]:
         else:
             runs.append([n])
     return ["-".join(map(str, run)) for run in runs]
+
+
+def _place(kind: str, value: Any) -> str:
+    name = kind.replace("_", " ")
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return f"{name} {_value(value)}"
+    if not all(isinstance(item, int) for item in value):
+        return f"{name} {listing([_value(item) for item in value], 4)}"
+    return f"{name.removesuffix('s') if len(value) == 1 else name} {listing(ranges(value), 4)}"
 
 
 def _value(value: Any) -> str:

@@ -78,6 +78,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     folded: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse a row of another width than the head."""
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(f"a row of {len(wrong)} cells for {len(self.columns)} columns: {wrong!r}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:

@@ -95,9 +95,9 @@ class SideBySide(Shown):
         sections = (
             _runs_table(self.runs),
             Section(rows=tuple(_changes(self.runs))),
-            self._edges("findings", run_changes.found_anywhere(self.runs)),
+            self._edges("findings, error over the band", run_changes.found_anywhere(self.runs)),
             self._edges(
-                f"no finding, but an error that moved by a factor of {run_changes.MOVED:g} or more",
+                f"no finding, but the error over the band moved by a factor of {run_changes.MOVED:g} or more",
                 run_changes.moved(self.runs),
             ),
             self._differences(),
@@ -117,12 +117,9 @@ class SideBySide(Shown):
             title=f"{title}{more}",
             columns=(
                 Column(name="edge", kind=Kind.NAME),
-                Column(name="check"),
                 *(Column(name=run.name) for run in self.runs),
             ),
-            rows=tuple(
-                (str(name), name.check, *(_cell(run, name) for run in self.runs)) for name in names[:_SHOWN]
-            ),
+            rows=tuple((str(name), *(_cell(run, name) for run in self.runs)) for name in names[:_SHOWN]),
         )
 
     def _differences(self) -> Table:
@@ -211,5 +208,5 @@ def _cell(run: StoredRun, name: EdgeName) -> str:
     edge = run.edges.get(name)
     if edge is None:
         return "not judged"
-    error = "" if edge.max_over_band is None else f"{phrases.number(edge.max_over_band)}x band"
-    return error if edge.verdict is Verdict.ALIGNED and error else f"{_words(edge.verdict)} {error}".rstrip()
+    error = "" if edge.max_over_band is None else phrases.number(edge.max_over_band)
+    return error if edge.verdict is Verdict.ALIGNED and error else f"{error} {_words(edge.verdict)}".strip()

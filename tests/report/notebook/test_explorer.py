@@ -93,7 +93,8 @@ def test_a_result_of_no_edges_can_be_explored(inconclusive: Outcome) -> None:
 def test_beside_the_widget_is_what_needs_no_kernel(faulty: Result) -> None:
     bundle, _ = faulty.explore()._repr_mimebundle_()
     assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
-    assert "divergent" in bundle["text/plain"]
+    assert bundle["text/plain"].startswith("divergent: first at (the model itself), into head")
+    assert repr(faulty.explore()) == bundle["text/plain"]
     assert "<table" in bundle["text/html"]
 
 

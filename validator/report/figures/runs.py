@@ -7,7 +7,7 @@ from itertools import cycle
 from validator.checks.findings import Verdict
 from validator.checks.profiles import Unit
 from validator.report.figures.drawing import PALETTE, ErrorAxis, Figure, error_title, label, limit_line, told
-from validator.report.stored_runs import EdgeName, RunEdge, StoredRun
+from validator.report.stored_runs import RunEdge, StoredRun
 
 __all__ = ["runs_figure"]
 
@@ -37,7 +37,7 @@ def runs_figure(runs: Sequence[StoredRun]) -> Figure:
                 "name": label(run.name),
                 "x": [edges[name] for name in found],
                 "y": axis.place(values),
-                "text": [f"{_label(name)}<br>{label(run.name)}: {error}" for name, error in words],
+                "text": [f"{label(str(name))}<br>{label(run.name)}: {error}" for name, error in words],
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": {"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5}},
             }
@@ -60,7 +60,3 @@ def _error(edge: RunEdge) -> float:
     if edge.max_over_band is not None:
         return edge.max_over_band
     return {Verdict.ALIGNED: 0.0, Verdict.UNCHECKED: math.nan}.get(edge.verdict, math.inf)
-
-
-def _label(name: EdgeName) -> str:
-    return label(f"{name} ({name.check})")

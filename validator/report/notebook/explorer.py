@@ -48,9 +48,13 @@ class Explorer:
 
             self.widget = explorer_box(outcome, values)
 
+    def __repr__(self) -> str:
+        """Return the result as text, for where nothing else can be shown."""
+        return plain_text(self._screen)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         """Return the widget, and beside it what a reader without a kernel sees."""
-        static = {"text/plain": plain_text(self._screen), "text/html": self._static()}
+        static = {"text/plain": repr(self), "text/html": self._static()}
         if self.widget is None:
             return static
         shown: Callable[..., Any] = self.widget._repr_mimebundle_
