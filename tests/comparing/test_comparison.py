@@ -288,7 +288,7 @@ def test_names_are_shown_as_they_are_and_not_as_markup(reference: Path, in_bfloa
     assert "\x1b" not in text
 
 
-def test_the_command_writes_json_and_csv_and_exits_with_the_verdict(
+def test_the_command_writes_every_kind_of_file_and_exits_with_the_verdict(
     reference: Path, in_bfloat16: Path, tmp_path: Path
 ) -> None:
     files = [tmp_path / f"result.{ending}" for ending in ("json", "csv", "md", "html")]

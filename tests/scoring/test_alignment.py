@@ -132,6 +132,71 @@ def test_logits_of_a_part_of_the_vocabulary_are_refused(nproc: int, tmp_path: Pa
         score_target(str(tmp_path / "narrow.py"), plan=PLAN, nproc=nproc)
 
 
+STAGES = """
+import torch
+import torch.distributed as dist
+from validator.content import find_model
+from validator.pretrained import transformers
+
+CHECKPOINT = find_model("tiny-dense")
+
+
+def reference():
+    return transformers().AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+
+
+class Stage(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.body = model.model if dist.get_rank() == 0 else None
+        self.lm_head = model.lm_head if dist.get_rank() == 1 else None
+
+    def forward(self, input_ids):
+        if self.lm_head is None:
+            hidden = self.body(input_ids).last_hidden_state
+            dist.send(hidden.contiguous(), 1)
+            return RETURNED
+        hidden = torch.empty(*input_ids.shape, 128, dtype=torch.bfloat16)
+        dist.recv(hidden, 0)
+        return self.lm_head(hidden) * FACTOR
+
+
+def candidate():
+    return Stage(reference().to(torch.bfloat16))
+
+
+def inputs():
+    return {"input_ids": torch.arange(32).view(1, 32)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "factor", "is_healthy"),
+    [
+        ("None", "1.0", True),
+        pytest.param("hidden", "1.0", True, marks=pytest.mark.slow),
+        pytest.param("hidden", "0.8", False, marks=pytest.mark.slow),
+    ],
+)
+def test_of_a_pipeline_the_logits_of_the_last_stage_are_judged(
+    returned: str, factor: str, is_healthy: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "stages.py").write_text(STAGES.replace("RETURNED", returned).replace("FACTOR", factor))
+    scores = score_target(str(tmp_path / "stages.py"), plan=PLAN, nproc=2)
+    assert not scores.unequal_ranks
+    assert scores.generated is not None
+    assert scores.generated.figures.positions > 0
+    assert (not scores.generated.problems) is is_healthy, scores.generated.problems
+
+
+def test_a_candidate_without_logits_on_any_rank_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stages.py").write_text(
+        STAGES.replace("RETURNED", "None").replace("return self.lm_head(hidden) * FACTOR", "return {}")
+    )
+    with pytest.raises(MismatchError, match="returned NoneType; to generate it must return logits"):
+        score_target(str(tmp_path / "stages.py"), plan=PLAN, nproc=2)
+
+
 def test_a_baseline_is_found_by_the_name_of_the_target(captured: Path, tmp_path: Path) -> None:
     assert find_baseline(captured.parent, "somewhere/tiny_dense.py") == captured
     assert find_baseline(captured.parent, "other.py") is None

@@ -5,8 +5,9 @@ Shape legend: B = sequences, P = tokens of the prompts, T = steps, W = windows, 
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ class Answers:
             was sampled; empty where it has none.
         readings: `[W, S, V]` logits of each of the readings.
         dtype: of most of its weights, the torch name without `torch.`; None without weights.
-        unequal_ranks: those that choose other tokens than rank 0.
+        unequal_ranks: those that choose other tokens than the lowest rank with logits.
     """
 
     texts: tuple[Tensor, ...]
@@ -68,36 +69,44 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
 
     Raises:
         LaunchError: a rank failed, died or took too long.
-        MismatchError: the model returns no logits, or not those of the reference's vocabulary on each rank.
+        MismatchError: the model returns no logits, or on no rank those of the reference's vocabulary.
         ValidatorError: the target fails.
     """
     if run.nproc == 1 and run.timeout_s is None:
         target, model = _candidate(run)
         only = answer(model, target, questions)
-        _require_vocabulary([only], questions.vocabulary)
-        return only
+        return _whole({0: only}, questions.vocabulary)[0]
     with tempfile.TemporaryDirectory(prefix="validator-") as name:
         folder, device = Path(name), (run.device or "cpu").partition(":")[0]
         launch(
             _answer_rank, (run, questions, folder), nproc=run.nproc, timeout_s=run.timeout_s, device=device
         )
-        found = [_loaded(folder / f"{rank}.pt") for rank in range(run.nproc)]
-    _require_vocabulary(found, questions.vocabulary)
-    first = found[0]
+        loaded = {rank: _loaded(folder / f"{rank}.pt") for rank in range(run.nproc)}
+    found = {rank: answers for rank, answers in loaded.items() if isinstance(answers, Answers)}
+    if not found:
+        raise MismatchError(str(loaded[0]))
+    whole = _whole(found, questions.vocabulary)
+    first = next(iter(whole.values()))
     unequal = tuple(
-        rank for rank, other in enumerate(found) if not all(map(_choose_alike, first.texts, other.texts))
+        rank for rank, other in whole.items() if not all(map(_choose_alike, first.texts, other.texts))
     )
     return replace(first, unequal_ranks=unequal)
 
 
-def _require_vocabulary(found: Sequence[Answers], vocabulary: int) -> None:
-    for rank, answers in enumerate(found):
-        size = answers.texts[0].shape[-1]
-        if size != vocabulary:
-            raise MismatchError(
-                f"the candidate returns {size} logits a token on rank {rank}, and the reference "
-                f"{vocabulary}: return those of the whole vocabulary on each rank, without what pads it"
-            )
+def _whole(found: Mapping[int, Answers], vocabulary: int) -> dict[int, Answers]:
+    """Return the answers of ranks that have logits of the whole vocabulary.
+
+    Others are stages of a pipeline before the last, or leave their part to the rank that gathers it.
+    """
+    sizes = {rank: answers.texts[0].shape[-1] for rank, answers in found.items()}
+    whole = {rank: answers for rank, answers in found.items() if sizes[rank] == vocabulary}
+    if not whole:
+        rank, size = next(iter(sizes.items()))
+        raise MismatchError(
+            f"the candidate returns {size} logits a token on rank {rank}, and the reference {vocabulary}: "
+            "return those of the whole vocabulary on one rank at least, without what pads it"
+        )
+    return whole
 
 
 def _choose_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -106,19 +115,42 @@ def _choose_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def answer(model: nn.Module, target: Target, questions: Questions) -> Answers:
-    """Ask a model in this process."""
-    texts, scores = [], {}
-    for number, (sampling, text) in enumerate(questions.texts.items()):
-        logits = follow(model, questions.prompts, text)
-        texts.append(logits)
-        if not sampling.is_greedy and target.has_sampler:
-            steps = [_sampled(target, logits[:, step], sampling) for step in range(logits.shape[1])]
-            scores[number] = torch.stack(steps, dim=1)
+    """Ask a model in this process.
+
+    Raises:
+        MismatchError: it returns no logits. All has been asked by then: other ranks may wait for this one.
+    """
+    missing: list[MismatchError] = []
+
+    def asked(question: Callable[[], Tensor]) -> list[Tensor]:
+        try:
+            return [question()]
+        except MismatchError as error:
+            missing.append(error)
+            return []
+
+    texts = [
+        logits
+        for text in questions.texts.values()
+        for logits in asked(partial(follow, model, questions.prompts, text))
+    ]
+    readings = {
+        name: logits
+        for name, ids in questions.readings.items()
+        for logits in asked(partial(read, model, ids))
+    }
+    if missing:
+        raise missing[0]
     dtype = weights_dtype(model)
     return Answers(
         texts=tuple(texts),
-        scores=scores,
-        readings={name: read(model, ids) for name, ids in questions.readings.items()},
+        scores={
+            number: _sampled(target, logits, sampling)
+            for number, (sampling, logits) in enumerate(zip(questions.texts, texts, strict=True))
+            # What a stage hands on may look like logits of another vocabulary.
+            if not sampling.is_greedy and target.has_sampler and logits.shape[-1] == questions.vocabulary
+        },
+        readings=readings,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
     )
 
@@ -134,7 +166,12 @@ def read(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _sampled(target: Target, logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return `[B, V]` what the port's sampler makes of a step."""
+    """Return `[B, T, V]` what the port's sampler makes of the logits of each step."""
+    steps = [_sampled_step(target, logits[:, step], sampling) for step in range(logits.shape[1])]
+    return torch.stack(steps, dim=1)
+
+
+def _sampled_step(target: Target, logits: Tensor, sampling: Sampling) -> Tensor:
     scores = target.process_logits(
         logits.clone(), temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
@@ -158,10 +195,16 @@ def _candidate(run: CandidateRun) -> tuple[Target, nn.Module]:
 
 def _answer_rank(rank: int, world_size: int, run: CandidateRun, questions: Questions, folder: Path) -> None:
     target, model = _candidate(run)
-    found = answer(model, target, questions)
+    try:
+        found = answer(model, target, questions)
+    except MismatchError as error:  # another rank may have logits
+        torch.save({"error": str(error)}, folder / f"{rank}.pt")
+        return
     named = {"texts": found.texts, "scores": found.scores, "readings": found.readings, "dtype": found.dtype}
     torch.save(named, folder / f"{rank}.pt")
 
 
-def _loaded(path: Path) -> Answers:
-    return Answers(**torch.load(path, weights_only=True))
+def _loaded(path: Path) -> Answers | str:
+    """Return a rank's answers, or why it has none."""
+    named = torch.load(path, weights_only=True)
+    return named["error"] if "error" in named else Answers(**named)

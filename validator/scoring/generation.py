@@ -38,8 +38,8 @@ def generate(model: nn.Module, prompts: Tensor, *, steps: int, sampling: Samplin
     """
     texts: list[Tensor] = []
 
-    def choose(logits: Tensor, step: int) -> Tensor:
-        texts.append(chosen(processed(logits, sampling), sampling, step=step))
+    def choose(output: Any, step: int) -> Tensor:
+        texts.append(chosen(processed(all_logits(output)[:, -1], sampling), sampling, step=step))
         return texts[-1]
 
     _decode(model, prompts, choose, steps)
@@ -58,9 +58,23 @@ def follow(model: nn.Module, prompts: Tensor, text: Tensor) -> Tensor:
         `[B, T, V]` on the CPU, in the model's format: row t is what its token t is to be chosen from.
 
     Raises:
-        MismatchError: the model returns no logits.
+        MismatchError: the model returns no logits. All steps are done by then: other ranks may wait for
+            what this one hands on.
     """
-    return torch.stack(_decode(model, prompts, lambda _, step: text[:, step], text.shape[1]), dim=1)
+    rows: list[Tensor] = []
+    missing: list[MismatchError] = []
+
+    def choose(output: Any, step: int) -> Tensor:
+        try:
+            rows.append(all_logits(output)[:, -1])
+        except MismatchError as error:
+            missing.append(error)
+        return text[:, step]
+
+    _decode(model, prompts, choose, text.shape[1])
+    if missing:
+        raise missing[0]
+    return torch.stack(rows, dim=1)
 
 
 def chosen(scores: Tensor, sampling: Sampling, *, step: int) -> Tensor:
@@ -107,19 +121,16 @@ def called(model: nn.Module, ids: Tensor, **arguments: Any) -> Any:
 
 
 @torch.no_grad()
-def _decode(
-    model: nn.Module, prompts: Tensor, choose: Callable[[Tensor, int], Tensor], steps: int
-) -> list[Tensor]:
-    whole, given, rows = prompts.cpu(), prompts.cpu(), []
+def _decode(model: nn.Module, prompts: Tensor, choose: Callable[[Any, int], Tensor], steps: int) -> None:
+    """Call a model step by step; `choose` is given what it returns and the step, and gives `[B]` tokens."""
+    whole, given = prompts.cpu(), prompts.cpu()
     name = cache_argument(model)
     arguments: dict[str, Any] = {} if name is None else cache_options(model)
     for step in range(steps):
         output = called(model, given, **arguments)
-        rows.append(all_logits(output)[:, -1])
-        token = choose(rows[-1], step).to(torch.int64)[:, None]
+        token = choose(output, step).to(torch.int64)[:, None]
         whole = torch.cat((whole, token), dim=1)
         cache = None if name is None else returned_cache(output, name)
         given = whole if cache is None else token
         if cache is not None:
             arguments[str(name)] = cache
-    return rows
