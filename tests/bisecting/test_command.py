@@ -55,10 +55,13 @@ STEPS = (
 COST = Cost.of(STEPS, full_bytes=15_000_000)
 
 
-def result(verdict: Verdict) -> BisectionResult:
+def result(verdict: Verdict, *, ranks: int = 1) -> BisectionResult:
     is_found = verdict is Verdict.DIVERGENT
     outcome = Outcome(
-        verdict=verdict, findings=(FINDING,) if is_found else (), judgements=(BEFORE,) if is_found else ()
+        verdict=verdict,
+        findings=(FINDING,) if is_found else (),
+        judgements=(BEFORE,) if is_found else (),
+        run={"candidate": {"parallelism": {"world_size": ranks}}},
     )
     claim = Claim(finding=FINDING, before=BEFORE) if is_found else None
     return BisectionResult(Bisection(outcome=outcome, path=STEPS, cost=COST, claim=claim))
@@ -112,6 +115,12 @@ def test_it_prints_the_path_its_cost_and_what_was_verified(api: Api) -> None:
     assert "cost: 2 candidate runs, 1.5 MB captured, 1.3 MB at a time" in printed
     assert "a capture of everything takes 1 run and about 15 MB (10.0% of that were captured)" in printed
     assert "layers.7, into down is off, and the edge before it, layers.7.up, is aligned" in printed
+
+
+def test_the_cost_on_several_ranks_is_no_share_of_what_one_rank_holds(api: Api) -> None:
+    api.says = result(Verdict.DIVERGENT, ranks=2)
+    printed = " ".join(run("port.py").stdout.split())
+    assert "takes 1 run and about 15 MB, and more where ranks hold copies" in printed
 
 
 def test_it_passes_every_option_on(api: Api, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def _row(step: Step) -> tuple[str, ...]:
 
 
 def _conclusions(found: Bisection) -> Iterator[str]:
-    yield _cost(found.cost)
+    yield _cost(found.cost, facts.world_size(found.outcome))
     if found.claim is not None:
         yield _verified(found.claim)
 
@@ -136,12 +136,16 @@ def _captured(step: Step) -> str:
     return f"{modules}: {step.extent}"
 
 
-def _cost(cost: Cost) -> str:
-    share = phrases.percent(cost.size_bytes, cost.full_bytes) if cost.full_bytes else "-"
+def _cost(cost: Cost, ranks: int) -> str:
+    if ranks > 1:
+        beside = ", and more where ranks hold copies"
+    else:
+        share = phrases.percent(cost.size_bytes, cost.full_bytes) if cost.full_bytes else "-"
+        beside = f" ({share} of that were captured)"
     return (
         f"cost: {phrases.count(cost.runs, 'candidate run')}, {_size(cost.size_bytes)} captured, "
         f"{_size(cost.largest_bytes)} at a time; a capture of everything takes 1 run and about "
-        f"{_size(cost.full_bytes)} ({share} of that were captured)"
+        f"{_size(cost.full_bytes)}{beside}"
     )
 
 
