@@ -16,6 +16,7 @@ from validator.checks.findings import Outcome, Verdict
 from validator.report.figures.drawing import edge_label, over_band
 from validator.report.figures.layers import LAYER_METRICS
 from validator.report.result import Result
+from validator.report.side_by_side import read_runs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -294,6 +295,23 @@ def test_names_with_html_in_them_are_never_run(open_page: Open, faulty: Written,
     assert opened.page.locator("script").count() == 4  # ours, and the library that one of them puts in
     assert opened.page.locator("#plot-edges a, #plot-layers a, #plot-layers script").count() == 0
     assert opened.complaints == []
+
+
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+def test_runs_side_by_side_are_a_page_with_their_plot(
+    open_page: Open, healthy: Written, faulty: Written, color_scheme: str, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("healthy.json", "<img src=x onerror=alert(1)>.json")]
+    for (_, result), file in zip((healthy, faulty), files, strict=True):
+        result.write_json(file)
+    read_runs(files).write_html(tmp_path / "runs.html")
+    opened = open_page(tmp_path / "runs.html", color_scheme=color_scheme)
+    drawn = opened.page.locator(".plot .scatterlayer .trace")
+    drawn.first.wait_for(state="attached")
+    assert drawn.count() == 2
+    assert opened.page.locator("img").count() == 0
+    assert opened.complaints == []
+    assert opened.requests == [(tmp_path / "runs.html").as_uri()]
 
 
 def test_a_run_in_which_nothing_was_judged_is_a_page_as_well(open_page: Open, tmp_path: Path) -> None:

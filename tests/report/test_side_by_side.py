@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from tests.report.page.test_rendering import Document
 from validator import cli
 from validator.checks.findings import Outcome
 from validator.errors import TargetError, UsageError
@@ -76,13 +77,15 @@ def test_the_figure_has_every_edge_of_every_run(files: list[Path]) -> None:
     assert moved == [0.31, 0.71, 0.95]
 
 
-def test_the_page_asks_for_nothing_and_runs_nothing(files: list[Path], tmp_path: Path) -> None:
+def test_the_page_asks_for_nothing_and_has_the_plot(files: list[Path], tmp_path: Path) -> None:
     page = tmp_path / "runs.html"
     assert run("report", *files, "--html", page).exit_code == 0
-    text = page.read_text()
-    assert "<title>3 runs: aligned (tp1), then divergent (tp2), then aligned (tp4)</title>" in text
-    assert "<script" not in text
-    assert "http" not in text.replace("http-equiv", "")
+    document = Document(page.read_text())
+    assert "3 runs: aligned (tp1), then divergent (tp2), then aligned (tp4)" in document.text
+    assert "Error over the band, edge by edge" in document.text
+    assert [attributes for tag, attributes in document.elements if {"src", "href"} & attributes.keys()] == [
+        {"rel": "icon", "href": "data:,"}
+    ]
 
 
 def test_the_exit_code_is_that_of_the_last_run(files: list[Path]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from validator.displayed import Displayed
+from validator.report.figures.drawing import Figure
 from validator.report.markdown import to_markdown
 from validator.report.screen import Screen, plain_text
 
@@ -58,7 +59,11 @@ class Shown(Displayed, ABC):
         from validator.report.page.plain import page_around
 
         screen = self.page()
-        return page_around(screen.headline, to_html(screen))
+        return page_around(screen.headline, to_html(screen), figures=self.figures())
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the plots of the page by their captions, as plain plotly figures."""
+        return {}
 
     def write_json(self, path: str | PathLike[str]) -> None:
         """Write the document of schema 1 to `path`, replacing what is there."""

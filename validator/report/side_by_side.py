@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from validator.checks.findings import Verdict
 from validator.errors import UsageError
 from validator.report import phrases, run_changes
+from validator.report.figures.drawing import Figure
 from validator.report.figures.runs import runs_figure
 from validator.report.json_report import SCHEMA_VERSION, plain
 from validator.report.result import EXIT_CODES
@@ -59,6 +60,12 @@ class SideBySide(Shown):
         import plotly.graph_objects as go
 
         return go.Figure(runs_figure(self.runs))
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the same for the page."""
+        return {
+            "Error over the band, edge by edge. Above 1 rounding can't explain it.": runs_figure(self.runs)
+        }
 
     def to_frame(self) -> "pd.DataFrame":
         """Return one row an edge of a run, in the order of judging."""

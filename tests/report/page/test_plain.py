@@ -18,6 +18,15 @@ def test_nothing_is_asked_of_a_network_and_nothing_runs() -> None:
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
+def test_plots_are_packed_and_scripts_of_ours_alone_may_run() -> None:
+    document = Document(page_around("x", "", figures={HOSTILE: {"data": [], "layout": {}}}))
+    (policy,) = (a["content"] for a in document.all("meta") if a.get("http-equiv"))
+    (nonce,) = (a["nonce"] for a in document.all("script") if "nonce" in a)
+    assert f"script-src 'nonce-{nonce}'" in policy
+    assert sum(a.get("type") == "text/plain" for a in document.all("script")) == 2
+    assert len(document.all("script")) == 3
+
+
 def test_a_result_without_a_page_of_its_own_is_shown_as_in_a_notebook(divergent: Outcome) -> None:
     page = Shown.to_html(Result(divergent))
     assert page.startswith("<!doctype html>")

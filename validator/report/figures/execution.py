@@ -21,6 +21,9 @@ from validator.report.figures.drawing import (
 
 __all__ = ["edges_figure", "worst_judgement"]
 
+_ROOM = 30.0
+"""An error so far over the band leaves room for a text between it and the points at 1."""
+
 
 def edges_figure(outcome: Outcome) -> Figure:
     """Show the error of each judged edge over its band, in execution order, the first divergence marked.
@@ -74,7 +77,7 @@ def edges_figure(outcome: Outcome) -> Figure:
                 "showarrow": True,
                 "arrowcolor": VERMILLION,
                 "ax": 0,
-                "ay": 34,
+                "ay": 34 if (height or 1.0) > _ROOM else -34,
                 "xanchor": "left" if first < len(outcome.judgements) / 2 else "right",
             }
         ]

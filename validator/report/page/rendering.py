@@ -66,7 +66,7 @@ def to_html(outcome: Outcome, *, search: SearchPath | None = None) -> str:
         # What is not ours has no such number, and the page lets no such thing run.
         nonce=secrets.token_urlsafe(16),
         style=Markup(_part("style.css")),
-        script=Markup(_part("script.js")),
+        script=Markup(_part("drawing.js") + _part("script.js")),
         plotly=packed_plotly(),
         data=packed_data(page_data(outcome)),
     )

@@ -1,15 +1,7 @@
-"use strict";
 // What the page does besides being read. Names are text here as everywhere: textContent, never HTML.
 
 (async () => {
   const element = (id) => document.getElementById(id);
-  const nonce = document.currentScript.nonce;
-
-  const unpacked = async (id) => {
-    const bytes = Uint8Array.from(atob(element(id).textContent), (c) => c.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return new Response(stream).text();
-  };
 
   const make = (tag, text, attributes = {}) => {
     const made = document.createElement(tag);
@@ -18,37 +10,15 @@
     return made;
   };
 
-  if (typeof DecompressionStream === "undefined") {
+  const data = await ready();
+  if (data === null) {
     element("status").textContent = "The plots need a browser of 2023 or later.";
     return;
   }
-  const [source, data] = await Promise.all([unpacked("packed-plotly"), unpacked("packed-data").then(JSON.parse)]);
-  const library = document.createElement("script");
-  library.nonce = nonce;
-  library.textContent = source;
-  document.head.append(library);
 
   // --- figures -----------------------------------------------------------------------------------------------
 
   const figures = new Map(); // of each place
-
-  const themed = (layout) => {
-    const ink = getComputedStyle(document.body).color;
-    const line = getComputedStyle(document.querySelector("header")).borderBottomColor;
-    const axis = (given) => ({ gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true, ...given });
-    return {
-      ...layout,
-      autosize: true,
-      margin: { l: 60, r: 20, t: layout.title ? 50 : 30, b: 45 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: ink, size: 12 },
-      hoverlabel: { namelength: -1, align: "left" },
-      title: layout.title && { ...layout.title, font: { size: 13 }, x: 0, xref: "paper", xanchor: "left" },
-      xaxis: axis(layout.xaxis),
-      yaxis: axis(layout.yaxis),
-    };
-  };
 
   const draw = (place) => {
     const figure = figures.get(place);
