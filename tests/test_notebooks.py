@@ -15,8 +15,8 @@ from notebooks.execute import FOLDER, executed, notebooks, shown
 from notebooks.pictures import PLOTLY
 
 NAMES = [path.stem for path in notebooks()]
-ON_SEVERAL_RANKS = ["02_sharded_run", "05_card_counts"]
-"""They start processes, which takes longer than all others together."""
+QUICK = ["01_first_check", "04_long_context"]
+"""The others take longer than these together: two start processes."""
 
 Output = tuple[str, object]
 
@@ -32,7 +32,7 @@ def copied(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in ON_SEVERAL_RANKS else []) for name in NAMES],
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES],
 )
 def test_a_notebook_shows_what_its_code_gives(copied: Path, name: str) -> None:
     path = copied / f"{name}.ipynb"

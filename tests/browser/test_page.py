@@ -52,8 +52,15 @@ def first_of(result: Result) -> tuple[int, str]:
     return found
 
 
-@pytest.mark.parametrize("color_scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize(
+    ("width", "color_scheme"),
+    [
+        (1400, "light"),
+        (420, "dark"),
+        pytest.param(1400, "dark", marks=pytest.mark.slow),
+        pytest.param(420, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_it_opens_without_a_complaint_a_request_or_a_sideways_scroll(
     open_page: Open, faulty: Written, width: int, color_scheme: str
 ) -> None:
@@ -297,7 +304,7 @@ def test_names_with_html_in_them_are_never_run(open_page: Open, faulty: Written,
     assert opened.complaints == []
 
 
-@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+@pytest.mark.parametrize("color_scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_runs_side_by_side_are_a_page_with_their_plot(
     open_page: Open, healthy: Written, faulty: Written, color_scheme: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.capturing import killed_runs
 from validator.capturing.reader import open_capture
 from validator.errors import CaptureError, IncompleteCaptureError
 
-TRIALS = 20
+TRIALS = 12
 CALLS = killed_runs.STEPS * (killed_runs.LAYERS + 1)
 
 

@@ -380,6 +380,11 @@ FAULTS["unwritten-on-rank-1"] = FAULTS["unwritten"].replace(
 FAULTS["unwritten-view"] = FAULTS["unwritten"].replace(
     "torch.empty_like(made)", "torch.empty(2 * made.numel(), dtype=x.dtype)[: made.numel()].view(made.shape)"
 )
+# what memory holds by itself is NaN that was left there
+FAULTS["unwritten-left-over"] = FAULTS["unwritten"].replace(
+    "        whole = torch",
+    "        stale = torch.full_like(made, torch.nan)\n        del stale\n        whole = torch",
+)
 # NaN of its own besides
 FAULTS["any-order-and-nan"] = FAULTS["any-order"].replace(
     "return total", "return total + torch.nan_to_num(x.new_zeros(1) / 0)"

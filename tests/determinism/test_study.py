@@ -71,8 +71,9 @@ def test_positions_that_start_again_in_each_chunk_are_a_problem(tmp_path: Path) 
     assert "in chunks of 6, 2, 4" in str(problem)
 
 
-def test_a_read_of_fresh_memory_is_named_with_its_reader(tmp_path: Path) -> None:
-    (problem,) = Study(write_port(tmp_path, "unwritten")).memory().problems
+@pytest.mark.parametrize("fault", ["unwritten", "unwritten-left-over"])
+def test_a_read_of_fresh_memory_is_named_with_its_reader(tmp_path: Path, fault: str) -> None:
+    (problem,) = Study(write_port(tmp_path, fault)).memory().problems
     assert problem.module == "layers.0.attention.o"
     assert problem.cause == "aten.add.Tensor of what aten.empty_like.default made"
 

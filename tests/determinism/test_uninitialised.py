@@ -30,6 +30,13 @@ def test_integers_are_the_largest_of_their_type() -> None:
     assert made.tolist() == [32767] * 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.bool], ids=str)
+def test_all_are_zeros_where_that_is_asked(dtype: torch.dtype) -> None:
+    with FillUninitialised(0.0):
+        made = torch.empty(3, dtype=dtype)
+    assert made.tolist() == [0] * 3
+
+
 def test_what_is_written_later_and_what_is_no_fresh_memory_is_left_alone() -> None:
     with FillUninitialised():
         made = torch.zeros(3) + torch.full((3,), 2.0)

@@ -125,7 +125,7 @@ def inputs():
 """
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_logits_of_a_part_of_the_vocabulary_are_refused(nproc: int, tmp_path: Path) -> None:
     (tmp_path / "narrow.py").write_text(NARROW)
     with pytest.raises(MismatchError, match="returns 128 logits a token on rank 0, and the reference 256"):
@@ -189,6 +189,7 @@ def test_of_a_pipeline_the_logits_of_the_last_stage_are_judged(
     assert (not scores.generated.problems) is is_healthy, scores.generated.problems
 
 
+@pytest.mark.slow
 def test_a_candidate_without_logits_on_any_rank_is_refused(tmp_path: Path) -> None:
     (tmp_path / "stages.py").write_text(
         STAGES.replace("RETURNED", "None").replace("return self.lm_head(hidden) * FACTOR", "return {}")

@@ -89,6 +89,7 @@ def test_the_variable_and_the_argument_that_bring_a_divergence_are_found(tmp_pat
     jsonschema.validate(document, schema(), cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.slow
 def test_an_option_that_only_one_rank_of_two_heeds_is_found(tmp_path: Path) -> None:
     port = write_port(
         tmp_path,

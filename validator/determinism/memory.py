@@ -21,15 +21,16 @@ def uninitialised_memory(runs: RunSet) -> Answer:
     Raises:
         ValidatorError: a further run, that looks inside of the guilty module, fails.
     """
-    if "filled" in runs.failures:
-        return _of_failure(runs)
-    first = runs.capture("first")
+    failed = next((name for name in ("filled", "cleared") if name in runs.failures), None)
+    if failed is not None:
+        return _of_failure(runs, failed)
+    first, cleared = runs.capture("first"), runs.capture("cleared")
     compared = sum(count_tensors(first.rank(rank)) for rank in first.ranks)
-    found = _reads(first, runs.capture("filled"))
+    found = _reads(cleared, runs.capture("filled"))
     if found is None:
-        return Answer(compared=compared, blind=_blind(runs, first))
-    plain, filled = operators_of(runs, found.module, runs.variants["first"], runs.variants["filled"])
-    behind = _reader(plain, filled, found)
+        return Answer(compared=compared, blind=_blind(runs, cleared))
+    looks = operators_of(runs, found.module, runs.variants["cleared"], runs.variants["filled"])
+    behind = _reader(looks[0], looks[1], found)
     repeats = [name for name in runs.variants if name.startswith("again")]
     # NaN that an operator makes of filled memory alone is proof by itself, also where bits always change.
     if not behind and any(_reads(first, runs.capture(name)) is not None for name in repeats):
@@ -40,14 +41,14 @@ def uninitialised_memory(runs: RunSet) -> Answer:
     return Answer(problems=(_problem(found, behind),), compared=compared)
 
 
-def _of_failure(runs: RunSet) -> Answer:
+def _of_failure(runs: RunSet, failed: str) -> Answer:
     """Say why the candidate fails with its memory filled: it reads some, unless it fails without as well."""
     again = [variant.name for variant in runs.job.variants if variant.is_rebuilt and not variant.is_filled]
     if again and runs.failures.keys() >= set(again):
         return Answer(skipped=f"the candidate can't be built again here: {runs.failures[again[0]]}")
     text = (
         "the candidate fails once memory that nothing was written to is filled, so it reads some of it: "
-        f"{runs.failures['filled']}"
+        f"{runs.failures[failed]}"
     )
     return Answer(problems=(Problem(text=text, cause="uninitialised memory"),))
 
@@ -65,25 +66,24 @@ def _problem(found: Difference, behind: str) -> Problem:
     )
 
 
-def _blind(runs: RunSet, first: Capture) -> str | None:
+def _blind(runs: RunSet, cleared: Capture) -> str | None:
     if "control-read" not in runs.variants:
         return runs.failures.get("control-read", "no control was run")
-    found = _reads(first, runs.capture("control-read"))
+    found = _reads(cleared, runs.capture("control-read"))
     if found is None or found.module != runs.site():
         seen = "nothing" if found is None else found.module
         return f"a read of fresh memory was planted at {runs.site()}, and what was seen is {seen}"
     return None
 
 
-def _reads(plain: Capture, filled: Capture) -> Difference | None:
+def _reads(one: Capture, other: Capture) -> Difference | None:
     """Return the first result that is another, if what the run returns is.
 
     What a call returns and nobody reads may be memory that is still to be written, and so may what pads a
     parameter.
     """
-    ours, theirs = plain.all_ranks(), filled.all_ranks()
-    returned = zip(map(_returned, ours), map(_returned, theirs), strict=True)
-    if all(one == other for one, other in returned):
+    ours, theirs = one.all_ranks(), other.all_ranks()
+    if list(map(_returned, ours)) == list(map(_returned, theirs)):
         return None
     return first_other_result(ours, theirs)
 
@@ -97,12 +97,12 @@ def _returned(capture: RankCapture) -> list[dict[str, str]]:
     ]
 
 
-def _reader(plain: Capture, filled: Capture, found: Difference) -> str:
-    """Return the first operator of a call that makes NaN once memory is filled and none without.
+def _reader(cleared: Capture, filled: Capture, found: Difference) -> str:
+    """Return the first operator of a call that makes NaN where memory is filled with NaN, and none of zeros.
 
     NaN that it makes both times is the model's own.
     """
-    sides = [_operators(capture, found) for capture in (plain, filled)]
+    sides = [_operators(capture, found) for capture in (cleared, filled)]
     fresh: dict[int, str] = {}
     for number, (ours, theirs) in enumerate(zip(*sides, strict=False)):
         if ours.name != theirs.name:

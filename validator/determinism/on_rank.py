@@ -29,7 +29,7 @@ def run_on_rank(rank: int, world_size: int, job: Job) -> None:
     model: nn.Module | None = None
     site = job.site
     for variant in job.variants:
-        with FillUninitialised() if variant.is_filled else contextlib.nullcontext():
+        with contextlib.nullcontext() if variant.fill is None else FillUninitialised(variant.fill):
             if model is None or variant.is_rebuilt:
                 model = None
                 model = _built(target, job, rank)

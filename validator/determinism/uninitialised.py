@@ -1,9 +1,11 @@
 """Fill memory that nothing was written to yet, so that whoever reads it shows.
 
 Fresh memory mostly holds zeros or the last result of the same shape, so that a kernel that leaves a part of
-its output unwritten passes test after test. Here floats are NaN, integers the largest of their type.
+its output unwritten passes test after test. Here floats are NaN, integers the largest of their type; or all
+are zeros, to compare with.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -31,10 +33,14 @@ class FillUninitialised(TorchDispatchMode):
     """Fills what `torch.empty` and its like return, and what `resize_` adds, while it is entered.
 
     Allocations inside of a kernel are not seen: they are its own.
+
+    Args:
+        fill: NaN, or 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fill: float = math.nan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._fill = fill
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -53,29 +59,33 @@ class FillUninitialised(TorchDispatchMode):
         if name in EMPTY_OPERATORS:
             for tensor in tree_leaves(result):
                 if isinstance(tensor, Tensor):
-                    _fill(tensor)
+                    _fill_in(tensor, self._fill)
         elif name == "resize_":
-            _fill_behind(args[0], held)
+            _fill_behind(args[0], held, self._fill)
         return result
 
 
-def _fill(tensor: Tensor) -> None:
+def _fill_in(tensor: Tensor, fill: float) -> None:
     """Fill a tensor in place; other modes don't see it."""
     if tensor.device.type == "meta":
         return
     with _disable_current_modes(), torch.no_grad():
-        if tensor.is_floating_point() or tensor.is_complex():
-            tensor.fill_(torch.nan)
+        if tensor.is_quantized:
+            return
+        if fill == 0.0:
+            tensor.zero_()
+        elif tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(fill)
         elif tensor.dtype == torch.bool:
             tensor.fill_(True)
-        elif not tensor.is_quantized:
+        else:
             tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
-def _fill_behind(tensor: Tensor, held_bytes: int) -> None:
+def _fill_behind(tensor: Tensor, held_bytes: int, fill: float) -> None:
     """Fill what a tensor's storage has beyond its first bytes."""
     with _disable_current_modes():
         first = -(-held_bytes // tensor.element_size())
         count = tensor.untyped_storage().nbytes() // tensor.element_size()
         if count > first:
-            _fill(torch.as_strided(tensor, (count - first,), (1,), first))
+            _fill_in(torch.as_strided(tensor, (count - first,), (1,), first), fill)

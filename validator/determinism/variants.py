@@ -1,5 +1,6 @@
 """The runs that the levels compare: which sequences, in which pieces, and what is planted."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ class Variant:
         rows: sequences of its batch, as `batches.batch_of` numbers them; None for the target's inputs as they
             are, run as the target says.
         chunks: sizes of the pieces that the only sequence's tokens are fed in, or None for all at once.
-        is_filled: whether memory is filled before it is written.
+        fill: what memory holds before it is written, NaN or 0; None leaves it as it is.
         is_rebuilt: whether the candidate is built again for it.
         control: what is planted in it, or None.
         include: globs of modules to capture; none for all.
@@ -30,11 +31,16 @@ class Variant:
     name: str
     rows: tuple[int, ...] | None = None
     chunks: tuple[int, ...] | None = None
-    is_filled: bool = False
+    fill: float | None = None
     is_rebuilt: bool = False
     control: Control | None = None
     include: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether memory is filled before it is written."""
+        return self.fill is not None
 
 
 def repeat_variants(repeats: int = 2) -> tuple[Variant, ...]:
@@ -49,10 +55,14 @@ def repeat_variants(repeats: int = 2) -> tuple[Variant, ...]:
 
 
 def memory_variants() -> tuple[Variant, ...]:
-    """Return runs whose memory is filled before it is written."""
+    """Return runs whose memory is filled before it is written, with NaN, and one with zeros.
+
+    What memory holds by itself says nothing: it may be NaN that another run left there.
+    """
     return (
-        Variant(name="filled", is_filled=True, is_rebuilt=True),
-        Variant(name="control-read", is_filled=True, control=Control.READ),
+        Variant(name="cleared", fill=0.0, is_rebuilt=True),
+        Variant(name="filled", fill=math.nan, is_rebuilt=True),
+        Variant(name="control-read", fill=math.nan, control=Control.READ),
     )
 
 
