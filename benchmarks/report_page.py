@@ -171,7 +171,7 @@ def profile(random: np.random.Generator) -> Profile:
         largest=0.9,
         rms=0.3,
         lines=(line("token", 1, 512, BINS), line("channel", 2, 4096, BINS), line("rank", None, 4, 4)),
-        ulp_counts=tuple(random.integers(0, 1 << 16, len(ULP_EDGES) + 1).tolist()),
+        ulp_counts=tuple(random.integers(0, 1 << 16, len(ULP_EDGES) + 2).tolist()),
         sample=Sample(oracle=numbers(SAMPLED), candidate=numbers(SAMPLED), error=numbers(SAMPLED)),
         window=Window(start=(0, 7, 36), worst=(0, 9, 40), oracle=rows, candidate=rows, allowed=rows),
     )

@@ -210,8 +210,8 @@ def test_the_panel_shows_what_the_profile_holds(open_page: Open, faulty: Written
     row, column = (place - start for place, start in zip(window.worst[-2:], window.start[-2:], strict=True))
     worst = opened.page.locator("td.worst").all_inner_texts()
     assert worst == [
-        f"{window.candidate[row][column]:.6g}",
-        f"{window.oracle[row][column]:.6g}",
+        f"{window.candidate[row][column]:.9g}",
+        f"{window.oracle[row][column]:.9g}",
         f"{window.allowed[row][column]:.3g}",
     ]
     assert "outside" in (opened.page.locator("td.worst").first.get_attribute("class") or "")

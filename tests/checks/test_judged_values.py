@@ -145,6 +145,15 @@ def test_a_dataset_whose_values_lie_in_another_file_is_refused(tmp_path: Path) -
         JudgedValues(path)
 
 
+@pytest.mark.parametrize("dims", [("token",), ("token", "", ""), ("token", "<b>")])
+def test_dims_that_do_not_fit_are_one_message(dims: tuple[str, ...], tmp_path: Path) -> None:
+    path = written(tmp_path / "judged.h5", EDGE)
+    with h5py.File(path, "a") as file:
+        file["000000"].attrs["dims"] = np.array(dims, dtype=h5py.string_dtype())
+    with pytest.raises(CaptureError, match=r"shape \(3, 4\) has dims .*'token'.*, not 2 of .*judged\.h5"):
+        JudgedValues(path)
+
+
 def test_a_cut_file_is_one_message(tmp_path: Path) -> None:
     path = written(tmp_path / "judged.h5", EDGE)
     path.write_bytes(path.read_bytes()[:-200])

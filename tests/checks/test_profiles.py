@@ -162,7 +162,7 @@ def test_an_edge_without_judged_elements_has_an_empty_profile() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "place"),
-    [(0, ULP_EDGES.index(0.0) + 1), (1, ULP_EDGES.index(1.0) + 1), (-1, ULP_EDGES.index(-1.0) + 1)],
+    [(0, ULP_EDGES.index(0.0) + 1), (1, ULP_EDGES.index(1.0) + 2), (-1, ULP_EDGES.index(-1.0))],
 )
 def test_the_histogram_counts_signed_errors_in_ulp(steps: int, place: int) -> None:
     exact = torch.full((4, 8), 1.5, dtype=torch.float64)
@@ -170,6 +170,28 @@ def test_the_histogram_counts_signed_errors_in_ulp(steps: int, place: int) -> No
         exact, (exact + steps * 2.0**-7).to(BF16), band=Band(), dims=("token", "channel")
     ).ulp_counts
     assert counts[place] == sum(counts) == 32
+
+
+def test_the_histogram_of_negated_errors_is_the_mirror_image() -> None:
+    spacing = 2.0**-7
+    errors = spacing * torch.tensor([0.0, 0.05, 0.125, 0.5, 0.5, 1.0, 3.0, 1500.0], dtype=torch.float64)
+    cand = torch.full((8,), 1.5, dtype=BF16)
+    above, below = (
+        profile(cand.double() + errors * sign, cand, band=Band(), dims=("channel",)).ulp_counts
+        for sign in (1, -1)
+    )
+    assert above != below
+    assert above == below[::-1]
+
+
+def test_values_of_another_class_are_in_no_bin_of_the_histogram() -> None:
+    exact = torch.full((4,), 1.5, dtype=torch.float64)
+    exact[1] = 1e39  # more than bfloat16 holds: it is to be an infinity
+    cand = exact.to(BF16)
+    cand[1] = 3e38
+    made = profile(exact, cand, band=Band(), dims=("channel",))
+    assert math.isinf(made.largest)
+    assert sum(made.ulp_counts) == 3
 
 
 def test_exact_edges_are_measured_in_ulp_and_integers_by_their_difference() -> None:
@@ -189,6 +211,25 @@ def test_the_worst_elements_are_in_the_sample_of_a_large_edge() -> None:
     assert sample.candidate[sample.error.index(max(sample.error))] == float(cand[3, 7, 9])
 
 
+@pytest.mark.parametrize("channels", [4, 64], ids=["small edge", "large edge"])
+def test_the_worst_elements_are_the_last_of_a_sample_and_no_element_is_in_it_twice(channels: int) -> None:
+    exact = 1 + normal(1, 64, channels).abs()
+    made = profile(exact, torch.zeros(1, 64, channels, dtype=BF16), band=Band())
+    assert made.sample.error[-16:] == tuple(sorted(made.sample.error)[-16:])
+    assert made.sample.error[-1] == made.largest
+    assert len(set(made.sample.oracle)) == len(made.sample.oracle) > 200
+
+
+@pytest.mark.parametrize("tokens", [300, 10_000], ids=["small edge", "large edge"])
+def test_the_last_part_of_a_sample_is_of_all_places(tokens: int) -> None:
+    exact = torch.arange(1, tokens + 1, dtype=torch.float64)
+    made = profile(exact, exact.to(torch.float32), band=Band(), dims=("token",))
+    part = made.sample.oracle[-64:-16]
+    assert min(part) < tokens / 4
+    assert max(part) > tokens * 3 / 4
+    assert list(part) != sorted(part)
+
+
 def test_the_window_holds_the_values_around_the_worst_element() -> None:
     exact = normal(2, 9, 12)
     cand = exact.to(BF16)
@@ -198,6 +239,15 @@ def test_the_window_holds_the_values_around_the_worst_element() -> None:
     assert (window.start, window.worst) == ((1, 6, 0), (1, 8, 2))
     assert window.oracle == tuple(map(tuple, exact[1, 6:, :7].tolist()))
     assert window.candidate == tuple(map(tuple, cand[1, 6:, :7].double().tolist()))
+
+
+def test_nothing_that_is_not_judged_is_held_to_a_limit_in_the_window() -> None:
+    exact = normal(1, 3, 3)
+    judged = torch.ones(1, 3, 1, dtype=torch.bool)
+    judged[0, 1] = False
+    window = profile(exact, torch.zeros(1, 3, 3, dtype=BF16), band=Band(), judged=judged).window
+    assert window is not None
+    assert [set(map(math.isinf, row)) for row in window.allowed] == [{False}, {True}, {False}]
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,)], ids=["scalar", "empty", "single"])

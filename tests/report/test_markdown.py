@@ -60,12 +60,22 @@ def test_any_prose_is_shown_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["@octocat", "#12", ":smile:", "www.example.com", "http://example.com", "a@b.com"]
+    "text",
+    [
+        "@octocat",
+        "#12",
+        "GH-12",
+        "see (gh-12)",
+        ":smile:",
+        "www.example.com",
+        "http://example.com",
+        "a@b.com",
+    ],
 )
 def test_prose_names_no_user_issue_emoji_or_link(text: str) -> None:
     """GitHub looks for these in the text that Markdown became, so an escape alone would not do."""
     seen = "".join(child.content for child in GITHUB.parse(prose(text))[1].children or [])
-    assert not re.search(r"@\w|#\w|:\w", seen)
+    assert not re.search(r"@\w|#\w|:\w|gh-\d", seen, re.IGNORECASE)
     assert "www." not in prose(text)
     assert "://" not in prose(text).replace("\\:", "")
 

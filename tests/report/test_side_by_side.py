@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.report.page.test_rendering import Document
 from validator import cli
-from validator.checks.findings import Outcome
+from validator.checks.findings import Arm, Outcome
 from validator.errors import TargetError, UsageError
 from validator.report.json_report import error_json, schema
 from validator.report.result import Result
@@ -130,6 +130,27 @@ def test_of_several_ranks_the_worst_counts(aligned: Outcome, tmp_path: Path) -> 
     frame = read_runs([path]).to_frame()
     found = frame[(frame.module == first.module) & (frame.check == "function")]
     assert found.max_over_band.tolist() == [0.9]
+
+
+@pytest.mark.parametrize("arm", [Arm.CLASS, Arm.EXACT])
+def test_a_value_of_another_class_is_plotted_at_infinity_however_small_the_other_errors(
+    arm: Arm, divergent: Outcome, tmp_path: Path
+) -> None:
+    found = divergent.findings[0]
+    small = replace(found.evidence, max_over_band=0.4)
+    path = tmp_path / "run.json"
+    judgements = tuple(
+        replace(j, evidence=small) if (j.module, j.check) == (found.module, found.check) else j
+        for j in divergent.judgements
+    )
+    Result(
+        replace(divergent, findings=(replace(found, arm=arm, evidence=small),), judgements=judgements)
+    ).write_json(path)
+    runs = read_runs([path])
+    (trace,) = runs.figure().data
+    (at,) = [place for place, text in enumerate(trace.text) if f"{found.module} (function)" in text]
+    assert trace.text[at].endswith("run: inf")
+    assert trace.y[at] == runs.figure().layout.yaxis.tickvals[-1]
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(files: list[Path], tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The values of all judged edges in one file, so that a slice of one can be read when somebody looks at it.
 
 One HDF5 dataset an edge, in compressed chunks, whose elements have three fields: `oracle`, `candidate` and
-`allowed`, how far apart the two may be: inf where nothing is judged. Data only: reading it runs no code and
+`allowed`, how far apart the two may be: 0 where nothing is computed, so that any difference is a fault; NaN
+where rounding decides a value altogether; inf where nothing is judged. Data only: reading it runs no code and
 follows no link.
 """
 
@@ -26,6 +27,9 @@ __all__ = ["FIELDS", "JudgedValues", "StoredEdge", "ValuesWriter"]
 
 FIELDS = ("oracle", "candidate", "allowed")
 """What is known of each element."""
+
+_MEANINGS = frozenset({"batch", "token", "head", "channel", "expert", ""})
+"""What a dim may mean."""
 
 _FORMAT, _VERSION = "validator judged values", 1
 _BROKEN = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -207,6 +211,12 @@ def _attributes(edge: StoredEdge) -> dict[str, Any]:
 
 def _stored(dataset: h5py.Dataset) -> StoredEdge:
     attributes = dataset.attrs
+    dims = tuple(str(dim) for dim in attributes["dims"])
+    if len(dims) != dataset.ndim or not _MEANINGS.issuperset(dims):
+        raise ValueError(
+            f"{dataset.name!r} of shape {dataset.shape} has dims {str(dims)[:80]}, not {dataset.ndim} of "
+            f"{', '.join(map(repr, sorted(_MEANINGS)))}"
+        )
     return StoredEdge(
         module=str(attributes["module"]),
         check=Check(attributes["check"]),
@@ -216,6 +226,6 @@ def _stored(dataset: h5py.Dataset) -> StoredEdge:
         into=str(attributes["into"]) if "into" in attributes else None,
         rank=int(attributes["rank"]) if "rank" in attributes else None,
         ranks=tuple(int(rank) for rank in attributes["ranks"]),
-        dims=tuple(str(dim) for dim in attributes["dims"]),
+        dims=dims,
         shape=tuple(dataset.shape),
     )

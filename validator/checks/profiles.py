@@ -11,6 +11,7 @@ _STEPS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 6
 ULP_EDGES = (*(-step for step in reversed(_STEPS)), 0.0, *_STEPS)
 """Where the bins of the histogram of errors meet, in ulp; the first and the last bin are open.
 
+An error of 0 has a bin of its own, in the middle; one where two bins meet is in the bin farther from 0.
 Storing an exact result makes errors of up to 1/2, which the narrow bins resolve.
 """
 
@@ -66,7 +67,8 @@ class Window:
         start: index of the first of them.
         worst: index of the worst.
         oracle, candidate: their values, row by row.
-        allowed: how far apart the two may be.
+        allowed: how far apart the two may be; inf where nothing is judged, NaN where rounding decides a
+            value altogether.
     """
 
     start: tuple[int, ...]

@@ -109,25 +109,29 @@ def _histogram(values: EdgeValues) -> tuple[int, ...]:
         return ()
     signed = (values.cand - values.exact) / values.ulp
     signed = torch.where(values.cand == values.exact, 0.0, signed)
-    signed = signed[signed.isfinite() & values.is_judged()]
-    bins = torch.bucketize(signed, torch.tensor(ULP_EDGES, dtype=torch.float64), right=True)
-    return tuple(torch.bincount(bins, minlength=len(ULP_EDGES) + 1).tolist())
+    signed = signed[signed.isfinite() & values.is_judged() & ~values.is_other_class]
+    # By size and by sign, so that an error and its negative are in bins that mirror each other.
+    steps = torch.tensor([edge for edge in ULP_EDGES if edge > 0], dtype=torch.float64)
+    size = torch.bucketize(signed.abs(), steps, right=True) + 1
+    bins = len(steps) + 1 + signed.sign().to(torch.int64) * size
+    return tuple(torch.bincount(bins, minlength=len(ULP_EDGES) + 2).tolist())
 
 
 def _sample(values: EdgeValues, error: Tensor) -> Sample:
     flat = error.reshape(-1)
     judged = (~flat.isnan()).nonzero()[:, 0]
+    worst = flat.nan_to_num(-1.0, posinf=math.inf).topk(min(_WORST, len(judged))).indices.flip(0)
+    random = torch.Generator().manual_seed(0)
     if len(judged) > SAMPLED:
         # Not every n-th element: channels repeat with a period.
-        drawn = torch.randint(
-            len(judged), (SAMPLED - _WORST,), generator=torch.Generator().manual_seed(0), dtype=torch.int64
-        )
-        worst = flat.nan_to_num(-1.0, posinf=math.inf).topk(_WORST).indices
-        judged = torch.cat([judged[drawn.unique()], worst])
+        judged = judged[torch.randint(len(judged), (SAMPLED - _WORST,), generator=random).unique()]
+    # In no order but for the worst: the last part of a sample is a sample as well.
+    judged = judged[torch.randperm(len(judged), generator=random)]
+    kept = torch.cat([judged[~torch.isin(judged, worst)], worst])
     return Sample(
-        oracle=tuple(values.exact.reshape(-1)[judged].tolist()),
-        candidate=tuple(values.cand.reshape(-1)[judged].tolist()),
-        error=tuple(flat[judged].tolist()),
+        oracle=tuple(values.exact.reshape(-1)[kept].tolist()),
+        candidate=tuple(values.cand.reshape(-1)[kept].tolist()),
+        error=tuple(flat[kept].tolist()),
     )
 
 
@@ -140,7 +144,8 @@ def _window(values: EdgeValues, error: Tensor) -> Window | None:
     for dim, around in zip((-2, -1), _AROUND, strict=True):
         if len(place) >= -dim:
             spans[dim] = slice(max(0, place[dim] - around), place[dim] + around + 1)
-    shown = [x[tuple(spans)] for x in (values.exact, values.cand, values.allowed)]
+    limit = values.allowed.masked_fill(~values.is_judged(), math.inf)
+    shown = [x[tuple(spans)] for x in (values.exact, values.cand, limit)]
     columns = shown[0].shape[-1] if place else 1
     oracle, candidate, allowed = (
         tuple(tuple(row) for row in x.reshape(-1, columns).to(torch.float64).tolist()) for x in shown

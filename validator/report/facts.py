@@ -9,6 +9,7 @@ from validator.checks.findings import Check, Finding, Judgement, Outcome, Verdic
 
 __all__ = [
     "checked",
+    "edge_key",
     "first_divergence",
     "first_judgement",
     "is_of",
@@ -47,9 +48,18 @@ def is_of(judgement: Judgement, finding: Finding) -> bool:
     """Say whether a judgement is that of the edge that a finding is about."""
     if judgement.verdict is Verdict.ALIGNED or judgement.verdict is Verdict.UNCHECKED:
         return False
-    keys = [(x.module, x.check, x.into, x.path, x.call) for x in (judgement, finding)]
     # Each rank's term of a sum is an edge by itself.
-    return keys[0] == keys[1] and (finding.check is not Check.PARTIAL or judgement.rank == finding.rank)
+    return edge_key(judgement) == edge_key(finding) and (
+        finding.check is not Check.PARTIAL or judgement.rank == finding.rank
+    )
+
+
+def edge_key(edge: Judgement | Finding) -> tuple[object, ...]:
+    """Tell an edge from all others by its place in the order of execution.
+
+    Its call does not: a finding of decode steps tells the candidate's, a judgement the reference's.
+    """
+    return edge.module, edge.check, edge.into, edge.path, edge.order
 
 
 def checked(outcome: Outcome) -> dict[Check, int]:

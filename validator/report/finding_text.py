@@ -128,8 +128,8 @@ def _sharding(outcome: Outcome) -> str:
 
 def _dtype(outcome: Outcome, finding: Finding) -> str:
     """Return the format of the finding's own edge; of most edges if that one has no judgement."""
-    key = (finding.module, finding.check, finding.into, finding.path, finding.call)
-    own = (j.dtype for j in outcome.judgements if (j.module, j.check, j.into, j.path, j.call) == key)
+    key = facts.edge_key(finding)
+    own = (judgement.dtype for judgement in outcome.judgements if facts.edge_key(judgement) == key)
     return next(own, "") or facts.storage_format(outcome)
 
 

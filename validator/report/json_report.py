@@ -36,7 +36,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             "unobservable": [dataclasses.asdict(item) for item in outcome.unobservable],
             "smallest_gains": _smallest_gains(outcome),
         },
-        "edges": [_edge(judgement) for judgement in outcome.judgements],
+        "edges": _edges(outcome),
         "distribution": outcome.distribution,
         "run": outcome.run,
         "why_inconclusive": outcome.why_inconclusive,
@@ -110,13 +110,22 @@ def _smallest_gains(outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
-def _edge(judgement: Judgement) -> dict[str, Any]:
+def _edges(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return every judged edge, under the call by which its finding, if it has one, is known."""
+    calls = {facts.edge_key(finding): finding.call for finding in outcome.findings}
+    return [
+        _edge(judgement, call=calls.get(facts.edge_key(judgement), judgement.call))
+        for judgement in outcome.judgements
+    ]
+
+
+def _edge(judgement: Judgement, *, call: int) -> dict[str, Any]:
     return {
         "module": judgement.module,
         "check": judgement.check,
         "into": judgement.into,
         "path": judgement.path,
-        "call": judgement.call,
+        "call": call,
         "rank": judgement.rank,
         "verdict": judgement.verdict,
         "recipe": judgement.recipe,

@@ -2,8 +2,9 @@ r"""A screen as Markdown in GitHub's flavour, such as for a comment on a pull re
 
 What is shown may hold names that users chose, and none of it is read as Markdown or HTML. Names stand in code
 spans, where GitHub looks for no users, issues or emoji either. In prose every character that has a meaning is
-escaped, and a zero-width space follows `@`, `#` and `:`, which GitHub reads after the escapes are gone. In
-a table a code span can't hold every `|`, so a name with one is written in HTML, character by character.
+escaped, and a zero-width space follows `@`, `#`, `:` and `GH-`, which GitHub reads after the escapes are
+gone. In a table a code span can't hold every `|`, so a name with one is written in HTML, character by
+character.
 """
 
 import html
@@ -23,7 +24,7 @@ _MEANING = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _ORDINAL = re.compile(r"^(\d+)([.)])(?=\s|$)")
-_LATE = re.compile(r"(?<=[@#:])(?=\w)")
+_LATE = re.compile(r"(?<=[@#:])(?=\w)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 _ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
 

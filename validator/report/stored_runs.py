@@ -1,12 +1,13 @@
 """Results of `check` read back from what `--json` wrote. Whatever is wrong with a file is one message."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from validator.checks.findings import Check, Verdict
+from validator.checks.findings import Arm, Check, Verdict
 from validator.errors import UsageError
 from validator.report import phrases
 from validator.report.json_report import SCHEMA_VERSION
@@ -36,7 +37,12 @@ class EdgeName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEdge:
-    """What a run said of an edge, the worst of its ranks."""
+    """What a run said of an edge, the worst of its ranks.
+
+    Attributes:
+        max_over_band: largest error over the band, inf where a value that should be exact, or a class,
+            differs; None where nothing was measured.
+    """
 
     verdict: Verdict
     max_over_band: float | None
@@ -132,7 +138,10 @@ def _name(fields: Mapping[str, Any]) -> EdgeName:
 
 
 def _edge(fields: Mapping[str, Any], figures: Mapping[str, Any]) -> RunEdge:
+    """Read an edge; a finding's alone has an arm."""
     error = figures["max_over_band"]
+    if fields.get("arm") in (Arm.EXACT, Arm.CLASS):
+        error = math.inf
     return RunEdge(verdict=Verdict(fields["verdict"]), max_over_band=None if error is None else float(error))
 
 

@@ -75,6 +75,14 @@ def test_an_axis_of_nothing_but_zeros_is_an_axis() -> None:
     assert axis.place([0.0]) == [axis.layout()["tickvals"][0]]
 
 
+def test_an_axis_has_the_place_of_its_limit() -> None:
+    axis = ErrorAxis([1e-10, 3e-11, 0.0], "KL", limit=2e-10)
+    ticks = axis.layout()["tickvals"]
+    assert axis.place([1e-10, 3e-11]) == [1e-10, 3e-11]
+    assert ticks[0] < 3e-11 < 2e-10 < ticks[-1] < 1e-8
+    assert axis.layout()["ticktext"][0] == "0"
+
+
 def test_what_is_too_small_for_the_axis_stands_at_its_lower_end() -> None:
     axis = ErrorAxis([1e-30, 1.0], "error")
     low = axis.layout()["tickvals"][0]

@@ -48,6 +48,15 @@ def test_the_line_along_a_dim_peaks_where_the_fault_is() -> None:
     assert max(largest["y"]) == float(f"{made.largest:.3g}")
 
 
+def test_a_bin_is_told_with_its_last_place_which_the_dim_has() -> None:
+    largest, _ = strict(edge_figures(profile(channels=301))["along channel"])["data"]
+    assert (largest["x"][:2], largest["text"][:2]) == ([0, 2], [1, 3])
+    assert (largest["x"][-1], largest["text"][-1]) == (300, 300)
+    assert "%{x} to %{text}" in str(largest["hovertemplate"])
+    single, _ = strict(edge_figures(profile(channels=20))["along channel"])["data"]
+    assert "text" not in single
+
+
 def test_fewer_places_keep_the_largest_of_each() -> None:
     made = profile()
     largest, _ = strict(edge_figures(made, bins=10)["along channel"])["data"]
@@ -60,8 +69,9 @@ def test_the_histogram_shows_as_much_of_one_side_as_of_the_other() -> None:
     made = profile()
     (bars,) = strict(edge_figures(made)["ulp"])["data"]
     assert sum(bars["y"]) == sum(made.ulp_counts) == 40 * 300
-    middle = bars["x"].index("0 to 0.125")
-    assert middle == len(bars["x"]) / 2
+    middle = bars["x"].index("0")
+    assert middle == len(bars["x"]) // 2
+    assert bars["x"][middle - 1 : middle + 2] == ["-0.125 to 0", "0", "0 to 0.125"]
 
 
 def test_elements_outside_of_the_band_are_told_from_those_within() -> None:

@@ -53,6 +53,32 @@ def test_a_cell_is_the_worst_edge_of_its_layer(divergent: Outcome) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arm", "z", "colour"),
+    [(None, 3.0, 0.5), (None, 60.0, 1.0), (Arm.MAX, 60.0, 1.0), (Arm.GAIN, 3.0, 1.0), (Arm.GAIN, 60.0, 10.0)],
+)
+def test_a_gain_is_past_its_limit_where_it_decided(
+    arm: Arm | None, z: float, colour: float, aligned: Outcome
+) -> None:
+    """Below its floor a gain is healthy at any z; a channel's may be clear where the edge's is not."""
+    said = replace(aligned.judgements[1], arm=arm, evidence=Evidence(max_over_band=0.5, z=z))
+    (heat,) = traces(layers_figure(replace(aligned, judgements=(said,)), "|z| of the gain / 6"))
+    assert heat["z"] == [[pytest.approx(math.log10(colour), abs=5e-3)]]
+    assert heat["text"][0][0].startswith(f"{z / 6:.2g}")
+
+
+@pytest.mark.parametrize(
+    ("outside", "colour", "words"), [(0, 0.01, "0"), (1, 1.0, "1.0e-2"), (500, 5.0, "5.0")]
+)
+def test_a_single_element_outside_is_at_the_limit_already(
+    outside: int, colour: float, words: str, aligned: Outcome
+) -> None:
+    said = replace(aligned.judgements[1], evidence=Evidence(outside=outside, elements=10_000))
+    (heat,) = traces(layers_figure(replace(aligned, judgements=(said,)), "elements outside, %"))
+    assert heat["z"] == [[pytest.approx(math.log10(colour), abs=5e-3)]]
+    assert heat["text"][0][0].startswith(f"{words}<br>")
+
+
 def test_one_metric_is_shown_module_by_module(divergent: Outcome) -> None:
     (heat,) = traces(layers_figure(divergent, "largest error / band"))
     assert heat["y"] == ["mlp.down_proj.weight", "mlp.down_proj", "mlp"]

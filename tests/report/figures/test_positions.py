@@ -3,6 +3,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from validator.checks.findings import Judgement, Outcome
 from validator.checks.profiles import Line, OutputProfile, Position, Profile, Sample, Unit
 from validator.report.figures.positions import kl_figure, positions_figure
@@ -60,6 +62,17 @@ def test_the_output_is_a_line_a_sequence_with_the_noise_beside(aligned: Outcome)
     assert figure is not None
     assert figure["layout"]["shapes"][0]["y0"] == 6.02e-4
     assert kl_figure(aligned) is None
+
+
+@pytest.mark.parametrize("floor", [2e-10, None, 0.0])
+def test_the_kl_of_a_wide_format_is_drawn_at_its_own_height(floor: float | None, aligned: Outcome) -> None:
+    narrow = replace(OUTPUT, kl=(1e-10, 0.0, 4e-11, 9e-11))
+    figure = kl_figure(replace(aligned, output=narrow, distribution={"kl_noise_floor": floor}))
+    first, second = traces(figure)
+    assert (first["y"][0], second["y"]) == (1e-10, [4e-11, 9e-11])
+    assert first["y"][1] < 4e-11
+    assert figure is not None
+    assert [line["y0"] for line in figure["layout"].get("shapes", [])] == ([floor] if floor else [])
 
 
 def test_of_a_long_run_the_worst_of_neighbouring_positions_is_shown(aligned: Outcome) -> None:

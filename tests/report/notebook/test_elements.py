@@ -107,6 +107,38 @@ def test_where_nothing_is_judged_no_error_is_shown() -> None:
     assert MEASURES["error / allowed"](one, one, 0 * one) == 0
 
 
+@pytest.mark.parametrize(
+    ("oracle", "candidate", "allowed", "error"),
+    [
+        (1.0, np.nan, 0.5, np.inf),
+        (np.nan, 1.0, 0.5, np.inf),
+        (1.0, -np.inf, 0.5, np.inf),
+        (np.inf, -np.inf, 0.5, np.inf),
+        (np.inf, np.inf, 0.5, 0.0),
+        (np.nan, np.nan, 0.0, 0.0),
+        (1.0, 3.0, np.nan, 0.0),
+        (1.0, np.nan, np.inf, np.nan),
+    ],
+)
+def test_what_is_no_number_is_an_error_unless_both_sides_have_it(
+    oracle: float, candidate: float, allowed: float, error: float
+) -> None:
+    one = np.ones(1)
+    np.testing.assert_array_equal(
+        MEASURES["error / allowed"](oracle * one, candidate * one, allowed * one), [error]
+    )
+
+
+def test_a_nan_of_the_candidate_stands_at_the_top_of_the_scale() -> None:
+    reader = mock.Mock()
+    reader.read = lambda edge, field, index: np.array([1.0, np.nan if field == "candidate" else 1.0])
+    (shown,) = elements_figure(reader, stored(2), View(rows=None, columns=0, start=(0,)), "error / allowed")[
+        "data"
+    ]
+    assert shown["text"] == [["0", "inf"]]
+    assert shown["z"] == [[shown["zmin"], shown["zmax"]]]
+
+
 def test_the_file_is_read_as_it_lies_there(values: JudgedValues, kept: Path) -> None:
     with h5py.File(kept / "judged.h5") as file:
         assert len(file) == len(values.edges)

@@ -60,6 +60,19 @@ def test_another_overview_edge_plot_and_measure_are_drawn(faulty: Result, kept: 
     assert [len(row) for row in figures(box)[2].data[0].z] == [32]
 
 
+def test_widgets_that_are_replaced_are_closed(faulty: Result, kept: Path) -> None:
+    """A kernel and a page keep a widget, with all its data, until it is closed."""
+    box = faulty.explore(kept).widget
+    overview, profile, elements = figures(box)
+    control(box, "overview").value = "positions"
+    control(box, "elements").value = "oracle"
+    assert [figure.comm is None for figure in (overview, profile, elements)] == [True, False, True]
+    edge, panel = control(box, "edge"), list(widgets(box.children[-1]))[1:]
+    edge.value = 0 if edge.value else 1
+    assert all(widget.comm is None for widget in panel)
+    assert all(widget.comm is not None for widget in widgets(box))
+
+
 def test_a_click_on_a_point_picks_its_edge(faulty: Result) -> None:
     box = faulty.explore().widget
     trace = next(t for t in figures(box)[0].data if t.name.startswith("aligned"))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.report.conftest import EPSILON, finding
 from validator.checks.findings import Outcome, Unchecked
+from validator.checks.profiles import OutputProfile
 from validator.report.page.data import page_data
 from validator.report.page.rendering import SearchPath, to_html
 
@@ -175,6 +176,16 @@ def test_without_profiles_the_page_says_how_to_get_them(divergent: Outcome) -> N
 
 def test_a_model_without_logits_has_no_output_section(inconclusive: Outcome) -> None:
     assert 'id="output"' not in to_html(inconclusive)
+
+
+@pytest.mark.parametrize(("floor", "is_drawn"), [(6e-4, True), (0.0, False)])
+def test_a_line_of_noise_is_spoken_of_where_one_is_drawn(
+    floor: float, is_drawn: bool, aligned: Outcome
+) -> None:
+    figures = {**(aligned.distribution or {}), "kl_noise_floor": floor}
+    output = OutputProfile(places=((0, 0),), kl=(1e-4,), worst=())
+    page = to_html(replace(aligned, distribution=figures, output=output))
+    assert ("The dashed line" in page) is is_drawn
 
 
 def test_a_finding_that_is_no_edge_of_the_run_is_shown_all_the_same(divergent: Outcome) -> None:

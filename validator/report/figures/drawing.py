@@ -99,13 +99,14 @@ class ErrorAxis:
     Args:
         values: all errors that the axis has to show; NaN is none.
         title: of the axis.
+        limit: a place that the axis has whatever the errors are, where a `limit_line` may stand.
     """
 
-    def __init__(self, values: Iterable[float], title: str) -> None:
+    def __init__(self, values: Iterable[float], title: str, limit: float = 1.0) -> None:
         finite = [value for value in values if 0 < value < math.inf]
         self._title = title
-        high = math.ceil(math.log10(max((*finite, 1.0)) * 3))
-        low = max(math.floor(math.log10(min((*finite, 0.1)))), high - _DECADES)
+        high = math.ceil(math.log10(max((*finite, limit)) * 3))
+        low = max(math.floor(math.log10(min((*finite, limit / 10)))), high - _DECADES)
         self._low, self._high = 10.0**low, 10.0**high
         self._is_cut = any(value < self._low for value in finite)
 

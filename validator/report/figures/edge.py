@@ -44,7 +44,10 @@ def edge_figures(profile: Profile, *, bins: int = 256, sampled: int = 400) -> di
 def _along(line: Line, unit: Unit) -> Figure:
     axis = ErrorAxis(line.largest, error_title(unit))
     width = line.starts[1] - line.starts[0] if line.dim is not None and len(line.starts) > 1 else 1
-    more = f" to {width - 1} more" if width > 1 else ""
+    place, ends = f"{line.axis} %{{x}}", {}
+    if width > 1:
+        place = f"{place} to %{{text}}"
+        ends = {"text": [min(start + width, line.size) - 1 for start in line.starts]}
     is_sparse = len(line.starts) <= _SPARSE
     shown: list[dict[str, object]] = []
     for name, values, colour in (("largest", line.largest, BLUE), ("rms", line.rms, GREY)):
@@ -56,7 +59,8 @@ def _along(line: Line, unit: Unit) -> Figure:
                 "name": name,
                 "x": list(line.starts),
                 "y": axis.place(values),
-                "hovertemplate": axis.hover(values, f"{line.axis} %{{x}}{more}"),
+                **ends,
+                "hovertemplate": axis.hover(values, place),
                 "marker": {
                     "color": colour,
                     "size": 6,
@@ -77,12 +81,12 @@ def _along(line: Line, unit: Unit) -> Figure:
 
 def _histogram(counts: Sequence[int]) -> Figure:
     edges = [f"{edge:g}" for edge in ULP_EDGES]
-    names = [f"< {edges[0]}", *map(" to ".join, pairwise(edges)), f"≥ {edges[-1]}"]
-    held = [n for n, count in enumerate(counts) if count]
+    names = [f"≤ {edges[0]}", *map(" to ".join, pairwise(edges)), f"≥ {edges[-1]}"]
     middle = len(counts) // 2
-    reach = max((abs(n - middle) for n in held), default=0)
+    names.insert(middle, "0")
+    reach = max([1, *(abs(n - middle) for n, count in enumerate(counts) if count)])
     # As far on one side as on the other: a histogram that is not symmetrical is to look so.
-    shown = range(max(0, middle - 1 - reach), min(len(counts), middle + reach + 1))
+    shown = range(middle - reach, middle + reach + 1)
     return {
         "data": [
             {

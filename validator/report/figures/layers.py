@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from validator.checks.findings import Judgement, Outcome, Verdict
+from validator.checks.findings import Arm, Judgement, Outcome, Verdict
 from validator.checks.judge import GAIN_Z
 from validator.checks.profiles import Unit
 from validator.report import facts
@@ -44,13 +44,15 @@ def _percent_outside(judgement: Judgement) -> float | None:
     return 100 * (evidence.outside or 0) / evidence.elements if evidence.elements else None
 
 
+_GAIN, _OUTSIDE = f"|z| of the gain / {GAIN_Z:g}", "elements outside, %"
+
 LAYER_METRICS: Mapping[str, Callable[[Judgement], float | None]] = {
     "largest error / band": over_band,
     "rms error / band": _rms,
-    f"|z| of the gain / {GAIN_Z:g}": _gain_z,
-    "elements outside, %": _percent_outside,
+    _GAIN: _gain_z,
+    _OUTSIDE: _percent_outside,
 }
-"""What is told of each layer; more than 1 is past the limit, or much."""
+"""What is told of each layer."""
 
 
 def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
@@ -63,7 +65,7 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
     """
     judged = [(n, j) for n, j in enumerate(outcome.judgements) if j.verdict is not Verdict.UNCHECKED]
     columns = layers_of(j.module for _, j in judged)
-    worst: dict[tuple[str, str], tuple[float, int]] = {}
+    worst: dict[tuple[str, str], tuple[float, float, int]] = {}
     for name in LAYER_METRICS if metric is None else (metric,):
         for n, judgement in judged:
             value = LAYER_METRICS[name](judgement)
@@ -71,7 +73,8 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
                 continue
             place = place_of(judgement.module)
             row = name if metric is None else place.inside or "(the layer itself)"
-            worst[row, place.layer] = max(worst.get((row, place.layer), (value, n)), (value, n))
+            cell = (_over_limit(name, judgement, value), value, n)
+            worst[row, place.layer] = max(worst.get((row, place.layer), cell), cell)
     rows = list(dict.fromkeys(row for row, _ in worst))
     grid = [[worst.get((row, layer)) for layer in columns] for row in rows]
     return {
@@ -81,8 +84,10 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
                 "x": [label(name) for name in columns.values()],
                 "y": [label(row) for row in rows],
                 "z": [[None if cell is None else shade(cell[0]) for cell in line] for line in grid],
-                "customdata": [[None if cell is None else cell[1] for cell in line] for line in grid],
-                "text": [["" if cell is None else _about(outcome, *cell) for cell in line] for line in grid],
+                "customdata": [[None if cell is None else cell[-1] for cell in line] for line in grid],
+                "text": [
+                    ["" if cell is None else _about(outcome, *cell[1:]) for cell in line] for line in grid
+                ],
                 "hovertemplate": "layer %{x}, %{y}<br>%{text}<extra></extra>",
                 **limit_scale("over its limit" if metric is None else label(metric)),
             }
@@ -112,6 +117,16 @@ def layers_of(modules: Iterable[str]) -> dict[str, str]:
     stacks = {layer.rpartition(".")[0] for layer in found}
     names = {layer: layer.rpartition(".")[2] if len(stacks) == 1 else layer for layer in found}
     return names | ({OUTSIDE: OUTSIDE} if is_outside else {})
+
+
+def _over_limit(metric: str, judgement: Judgement, value: float) -> float:
+    """Return what a cell's colour is of, whose scale has the limit at 1."""
+    if metric == _GAIN:
+        # Below its floor a gain is healthy however clear it is, and a slice's may be clear alone.
+        return max(value, 1.0) if judgement.arm is Arm.GAIN else min(value, 1.0)
+    if metric == _OUTSIDE:
+        return max(value, 1.0) if value else 0.0
+    return value
 
 
 def _about(outcome: Outcome, value: float, index: int) -> str:

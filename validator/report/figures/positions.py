@@ -69,7 +69,9 @@ def kl_figure(outcome: Outcome) -> Figure | None:
     output = outcome.output
     if output is None:
         return None
-    axis = ErrorAxis(output.kl, "KL, nats")
+    floor = _floor(outcome)
+    largest = max((kl for kl in output.kl if 0 < kl < math.inf), default=1.0)
+    axis = ErrorAxis(output.kl, "KL, nats", limit=largest if floor is None else floor)
     width = math.ceil(len(output.kl) / _SHOWN_POSITIONS)
     by_sequence: dict[int, list[tuple[int, float]]] = {}
     for (sequence, token), kl in zip(output.places, output.kl, strict=True):
@@ -91,15 +93,13 @@ def kl_figure(outcome: Outcome) -> Figure | None:
                 "line": {"width": 1},
             }
         )
-    figures = outcome.distribution or {}
-    floor = figures.get("kl_noise_floor")
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "token"}},
         "yaxis": axis.layout(),
         "showlegend": len(traces) > 1,
         "colorway": list(PALETTE),
     }
-    if isinstance(floor, float) and floor > 0:
+    if floor is not None:
         layout["shapes"] = [limit_line(floor)]
         layout["annotations"] = [
             {
@@ -113,6 +113,12 @@ def kl_figure(outcome: Outcome) -> Figure | None:
             }
         ]
     return {"data": traces, "layout": layout}
+
+
+def _floor(outcome: Outcome) -> float | None:
+    """Return the KL that noise makes by itself, where an axis of powers of ten can show it."""
+    floor = (outcome.distribution or {}).get("kl_noise_floor")
+    return floor if isinstance(floor, float) and 0 < floor < math.inf else None
 
 
 def _worst_of(lines: Sequence[Line]) -> list[float]:

@@ -42,11 +42,15 @@ class View:
 
 
 def _error(oracle: Values, candidate: Values, allowed: Values) -> Values:
-    """Return |d| over what is allowed: NaN where nothing is judged, inf where nothing may differ and does."""
-    apart = np.abs(candidate - oracle)
+    """Return |d| over what is allowed.
+
+    NaN where nothing is judged; 0 where both are the same or rounding decides; inf where nothing may differ
+    and does, and for a value of another class than the oracle's, such as NaN for a number.
+    """
+    same = (candidate == oracle) | (np.isnan(candidate) & np.isnan(oracle)) | np.isnan(allowed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.where(apart == 0, 0.0, apart / allowed)
-    return np.where(np.isinf(allowed), np.nan, error)
+        apart = np.nan_to_num(np.abs(candidate - oracle) / allowed, nan=np.inf, posinf=np.inf)
+    return np.where(np.isposinf(allowed), np.nan, np.where(same, 0.0, apart))
 
 
 _ERROR = "error / allowed"

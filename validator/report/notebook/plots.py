@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from validator.checks.findings import Finding, Judgement, Outcome
 from validator.errors import UsageError
+from validator.report import facts
 from validator.report.figures.drawing import Figure, edge_label
 from validator.report.figures.edge import edge_figures
 from validator.report.figures.execution import edges_figure, worst_judgement
@@ -75,8 +76,8 @@ def judgement_of(outcome: Outcome, edge: Edge) -> Judgement:
     if isinstance(edge, Judgement):
         return edge
     if isinstance(edge, Finding):
-        key = _key(edge)
-        found = [judgement for judgement in outcome.judgements if _key(judgement) == key]
+        key = facts.edge_key(edge)
+        found = [judgement for judgement in outcome.judgements if facts.edge_key(judgement) == key]
         named = [judgement for judgement in found if judgement.rank == edge.rank]
         for judgement in (*named, *found):
             return judgement
@@ -89,7 +90,3 @@ def judgement_of(outcome: Outcome, edge: Edge) -> Judgement:
 
 def _names(figures: Iterable[str]) -> str:
     return ", ".join(map(repr, figures))
-
-
-def _key(edge: Judgement | Finding) -> tuple[object, ...]:
-    return edge.module, edge.check, edge.into, edge.path, edge.call

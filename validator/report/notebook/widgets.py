@@ -1,6 +1,6 @@
 """The widgets of the interactive view: an overview, the edge that was picked, and its elements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets
@@ -50,7 +50,7 @@ def explorer_box(outcome: Outcome, values: JudgedValues | None) -> ipywidgets.VB
 
     def pick(_: Any = None) -> None:
         if edge.value is not None:
-            panel.children = _edge_widgets(outcome.judgements[edge.value], values)
+            _replace(panel, _edge_widgets(outcome.judgements[edge.value], values))
 
     edge.observe(pick, names="value")
     pick()
@@ -68,7 +68,20 @@ class _Swapping:
             control.observe(self._redraw, names="value")
 
     def _redraw(self, _: Any) -> None:
-        self.box.children = (self._draw(),)
+        _replace(self.box, [self._draw()])
+
+
+def _replace(box: ipywidgets.Box, widgets: Sequence[ipywidgets.Widget]) -> None:
+    """Show other widgets in a box, and free what was shown: kernel and page keep a widget until then."""
+    old, box.children = box.children, tuple(widgets)
+    for widget in old:
+        _close(widget)
+
+
+def _close(widget: ipywidgets.Widget) -> None:
+    for inner in getattr(widget, "children", ()):
+        _close(inner)
+    widget.close()
 
 
 def _widget(figure: Figure) -> go.FigureWidget:

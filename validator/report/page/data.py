@@ -1,5 +1,6 @@
 """What the scripts of a page know: the figures of the outcome, and of each edge what its panel shows."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +16,19 @@ from validator.report.figures.positions import kl_figure, positions_figure
 __all__ = ["edge_rows", "page_data"]
 
 _DETAILED = 50
-"""So many of the worst edges are shown in full, besides those that diverge."""
+"""So many edges are shown in full, those that diverge before others, and the one that is shown first."""
 
 _BINS, _SAMPLED = 64, 64
 """Of other edges so many places and elements are shown, and one row of values around the worst."""
 
+_DIGITS = 9
+"""So many tell all float32 values apart."""
+
 
 def page_data(outcome: Outcome) -> dict[str, Any]:
     """Return what the scripts of a page know, as plain values but for numbers that are not finite."""
-    ordered = sorted(range(len(outcome.judgements)), key=lambda n: -over_band(outcome.judgements[n]))
-    detailed = set(ordered[:_DETAILED])
+    shown = worst_judgement(outcome)
+    detailed = {*_worst_first(outcome)[:_DETAILED], shown}
     figures = {
         "edges": edges_figure(outcome),
         "layers": layers_figure(outcome),
@@ -34,12 +38,20 @@ def page_data(outcome: Outcome) -> dict[str, Any]:
     }
     return {
         "figures": figures,
-        "shown": worst_judgement(outcome),
-        "edges": [
-            _edge(outcome, j, in_full=n in detailed or j.verdict is not Verdict.ALIGNED)
-            for n, j in enumerate(outcome.judgements)
-        ],
+        "shown": shown,
+        "edges": [_edge(outcome, j, in_full=n in detailed) for n, j in enumerate(outcome.judgements)],
     }
+
+
+def _worst_first(outcome: Outcome) -> list[int]:
+    """Return the rows that have a profile: those that are not aligned first, and by their error."""
+
+    def key(row: int) -> tuple[bool, bool, float]:
+        judgement = outcome.judgements[row]
+        error = over_band(judgement)
+        return judgement.verdict is Verdict.ALIGNED, math.isnan(error), -error
+
+    return sorted((n for n, j in enumerate(outcome.judgements) if j.profile is not None), key=key)
 
 
 def _edge(outcome: Outcome, judgement: Judgement, *, in_full: bool) -> dict[str, Any]:
@@ -121,8 +133,8 @@ def _window(window: Window, *, in_full: bool) -> dict[str, Any]:
         first = window.worst[-2] - start[-2]
         start[-2], last = window.worst[-2], first + 1
     tables = (
-        ("oracle", window.oracle, 6),
-        ("candidate", window.candidate, 6),
+        ("oracle", window.oracle, _DIGITS),
+        ("candidate", window.candidate, _DIGITS),
         ("allowed", window.allowed, 3),
     )
     # As text: a table shows NaN and infinities as well.
@@ -130,4 +142,16 @@ def _window(window: Window, *, in_full: bool) -> dict[str, Any]:
         name: [[f"{value:.{digits}g}" for value in row] for row in rows[first:last]]
         for name, rows, digits in tables
     }
-    return {"start": start, "worst": window.worst, **shown}
+    outside = [
+        [_is_outside(*values) for values in zip(*rows, strict=True)]
+        for rows in zip(window.oracle, window.candidate, window.allowed, strict=True)
+    ]
+    return {"start": start, "worst": window.worst, **shown, "outside": outside[first:last]}
+
+
+def _is_outside(oracle: float, candidate: float, allowed: float) -> bool:
+    """Tell from the values, not from their texts, whether they are farther apart than is allowed."""
+    if math.isnan(allowed) or allowed == math.inf:
+        return False
+    is_same = candidate == oracle or (math.isnan(candidate) and math.isnan(oracle))
+    return not (is_same or abs(candidate - oracle) <= allowed)

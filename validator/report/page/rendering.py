@@ -48,13 +48,13 @@ def to_html(outcome: Outcome, *, search: SearchPath | None = None) -> str:
         outcome: of a run; with profiles for the figures of single edges.
         search: how the outcome was searched for, where it was.
     """
-    first = facts.first_judgement(outcome)
+    row, first = facts.first_judgement(outcome), facts.first_divergence(outcome)
     return _template().render(
         headline=text.headline(outcome),
         subject=facts.subject(outcome),
         outcome=outcome,
         search=search,
-        first=None if first is None else edge_label(outcome.judgements[first]),
+        first=None if first is None else edge_label(first if row is None else outcome.judgements[row]),
         sections=[_numbered(outcome, number) for number in range(len(outcome.findings))],
         checked={check: n for check, n in facts.checked(outcome).items() if n},
         metrics=list(LAYER_METRICS),
@@ -81,6 +81,7 @@ def _template() -> Template:
         finalize=_shown,
     )
     environment.filters["number"] = phrases.number
+    environment.filters["percent"] = phrases.percent
     return environment.from_string(_part("template.html.jinja"))
 
 

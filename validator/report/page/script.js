@@ -103,8 +103,7 @@
         row.append(make("th", row0 + m, { scope: "row" }));
         values.forEach((value, n) => {
           const cell = make("td", value);
-          const apart = Math.abs(Number(shown.candidate[m][n]) - Number(shown.oracle[m][n]));
-          if (name === "candidate" && apart > Number(shown.allowed[m][n])) cell.classList.add("outside");
+          if (name === "candidate" && shown.outside[m][n]) cell.classList.add("outside");
           if (m === worstRow && n === worstColumn) cell.classList.add("worst");
           row.append(cell);
         });
