@@ -20,6 +20,8 @@ from validator.report.side_by_side import read_runs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+LAYER_METRIC = next(iter(LAYER_METRICS))
+
 Open = Callable[..., Opened]
 Written = tuple[Path, Result]
 
@@ -286,6 +288,36 @@ def test_links_lead_to_the_findings(open_page: Open, faulty: Written) -> None:
     assert opened.page.url.endswith("#finding-1")
     box = opened.page.locator("#finding-1").bounding_box()
     assert 0 <= box["y"] < 900
+
+
+def test_a_click_on_a_layer_shows_its_worst_edge(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    first, name = first_of(result)
+    opened = open_page(path, at="#edge=0")
+    assert opened.edge_name() != name
+    heat = opened.plot("#plot-layers")["data"][0]
+    row, column = next(
+        (m, n) for m, line in enumerate(heat["customdata"]) for n, edge in enumerate(line) if edge == first
+    )
+    x, y = opened.page.evaluate(
+        """([row, column]) => {
+          const figure = document.getElementById("plot-layers"), layout = figure._fullLayout;
+          const place = figure.getBoundingClientRect();
+          return [place.left + layout.xaxis._offset + layout.xaxis.l2p(column),
+                  place.top + layout.yaxis._offset + layout.yaxis.l2p(row)];
+        }""",
+        [row, column],
+    )
+    opened.page.mouse.move(x, y, steps=3)
+    opened.page.mouse.click(x, y)
+    opened.page.wait_for_function(
+        "name => document.getElementById('edge-name').textContent === name", arg=name
+    )
+    opened.page.select_option("#metric", LAYER_METRIC)
+    assert "mlp.down_proj" in opened.plot("#plot-layers")["data"][0]["y"]
+    opened.page.select_option("#metric", "layers")
+    assert set(opened.plot("#plot-layers")["data"][0]["y"]) == set(LAYER_METRICS)
+    assert opened.complaints == []
 
 
 def test_names_with_html_in_them_are_never_run(open_page: Open, faulty: Written, tmp_path: Path) -> None:
