@@ -3,12 +3,18 @@
 import base64
 import gzip
 import json
+from importlib import resources
 from typing import Any
 
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-__all__ = ["packed", "packed_data", "packed_plotly"]
+__all__ = ["packed", "packed_data", "packed_plotly", "part"]
+
+
+def part(name: str) -> str:
+    """Return the text of a file beside this one: a template, a style sheet, a script."""
+    return resources.files("validator.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def packed(text: str) -> Markup:

@@ -2,14 +2,13 @@
 
 import secrets
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
 from validator.escapes import printable
-from validator.report.page.packing import packed_data, packed_plotly
+from validator.report.page.packing import packed_data, packed_plotly, part
 
 __all__ = ["page_around"]
 
@@ -70,11 +69,7 @@ def page_around(title: str, body: str, *, figures: Mapping[str, Any] | None = No
         figures=list(figures),
         policy=Markup(f"{_POLICY} blob:; script-src 'nonce-{nonce}'" if figures else _POLICY),
         nonce=nonce,
-        script=Markup("".join(map(_part, ("drawing.js", "plain.js")))) if figures else "",
+        script=Markup("".join(map(part, ("drawing.js", "plain.js")))) if figures else "",
         plotly=packed_plotly() if figures else "",
         data=packed_data(list(figures.values())),
     )
-
-
-def _part(name: str) -> str:
-    return resources.files("validator.report.page").joinpath(name).read_text(encoding="utf-8")

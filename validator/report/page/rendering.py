@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -16,7 +15,7 @@ from validator.report.figures.layers import LAYER_METRICS
 from validator.report.finding_text import finding_section
 from validator.report.page.data import page_data
 from validator.report.page.metadata import facts_of
-from validator.report.page.packing import packed_data, packed_plotly
+from validator.report.page.packing import packed_data, packed_plotly, part
 from validator.report.page.tree import tree_of
 from validator.report.screen import Section
 
@@ -65,8 +64,8 @@ def to_html(outcome: Outcome, *, search: SearchPath | None = None) -> str:
         has_profiles=any(judgement.profile is not None for judgement in outcome.judgements),
         # What is not ours has no such number, and the page lets no such thing run.
         nonce=secrets.token_urlsafe(16),
-        style=Markup(_part("style.css")),
-        script=Markup(_part("drawing.js") + _part("script.js")),
+        style=Markup(part("style.css")),
+        script=Markup(part("drawing.js") + part("script.js")),
         plotly=packed_plotly(),
         data=packed_data(page_data(outcome)),
     )
@@ -82,16 +81,12 @@ def _template() -> Template:
     )
     environment.filters["number"] = phrases.number
     environment.filters["percent"] = phrases.percent
-    return environment.from_string(_part("template.html.jinja"))
+    return environment.from_string(part("template.html.jinja"))
 
 
 def _shown(value: Any) -> Any:
     """Spell out control characters, those that turn the direction of text among them."""
     return phrases.shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _part(name: str) -> str:
-    return resources.files("validator.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _numbered(outcome: Outcome, number: int) -> Section:
