@@ -13,6 +13,7 @@ __all__ = [
     "Edge",
     "count",
     "edge_name",
+    "full_edge_name",
     "group",
     "listing",
     "module_name",
@@ -113,6 +114,13 @@ def edge_name(edge: Edge) -> str:
         return prefix + edge.path.removeprefix(prefix)
     name = module_name(edge.module)
     return name if edge.into is None else f"{name}, into {edge.into.removeprefix(prefix)}"
+
+
+def full_edge_name(edge: Edge, *, call: int, rank: int | None = None) -> str:
+    """Name the edge so that no other of its run has the same name: with its path, check, call and rank."""
+    path = "" if edge.check is Check.PARAMETER or not edge.path else f" [{edge.path}]"
+    at = (f", call {call}" if call else "") + ("" if rank is None else f", rank {rank}")
+    return f"{edge_name(edge)}{path} ({edge.check}{at})"
 
 
 def shape(sizes: Sequence[int], dims: Sequence[str] | None) -> str:

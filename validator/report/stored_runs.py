@@ -30,9 +30,7 @@ class EdgeName:
 
     def __str__(self) -> str:
         """Name it so that no other edge of a run has the same name."""
-        path = "" if self.check is Check.PARAMETER or not self.path else f" [{self.path}]"
-        call = f", call {self.call}" if self.call else ""
-        return f"{phrases.edge_name(self)}{path} ({self.check}{call})"
+        return phrases.full_edge_name(self, call=self.call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

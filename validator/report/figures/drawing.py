@@ -65,10 +65,8 @@ def label(text: str) -> str:
 
 def edge_label(judged: Judgement | Finding) -> str:
     """Name an edge so that no other edge of the run has the same name, in plain text."""
-    path = "" if judged.check is Check.PARAMETER or not judged.path else f" [{judged.path}]"
-    call = f", call {judged.call}" if judged.call else ""
-    rank = f", rank {judged.rank}" if judged.check is Check.PARTIAL else ""
-    return f"{phrases.edge_name(judged)}{path} ({judged.check}{call}{rank})"
+    rank = judged.rank if judged.check is Check.PARTIAL else None
+    return phrases.full_edge_name(judged, call=judged.call, rank=rank)
 
 
 def error_title(unit: Unit) -> str:
