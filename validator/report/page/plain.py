@@ -23,6 +23,7 @@ _PAGE = """<!doctype html>
 <style>
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 100rem; padding: 0 1.25rem; }
+body { border-color: #8886; } /* which the lines of plots take */
 figure { margin: 2rem 0; }
 .plot { height: 24rem; }
 </style>
