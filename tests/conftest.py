@@ -9,6 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from hypothesis import settings
 
+from tests.inline import modules_stay_fixture  # noqa: F401 - the autouse fixture `modules_stay`
 from tests.ranks import pool_fixture  # noqa: F401 - the fixture `rank_pool`
 
 # The first example of a test may be the one that compiles a kernel, and no test is about time.
