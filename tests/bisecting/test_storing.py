@@ -1,9 +1,13 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from validator.align.traces import StepTokens
+from validator.bisecting.looks import Look
+from validator.bisecting.path import Step
 from validator.bisecting.storing import State, outcome_from_json, outcome_to_json
 from validator.checks.findings import (
     Arm,
@@ -17,7 +21,7 @@ from validator.checks.findings import (
     Unobservable,
     Verdict,
 )
-from validator.checks.profiles import Line, Profile, Sample, Unit, Window
+from validator.checks.profiles import ULP_EDGES, Line, Profile, Sample, Unit, Window
 from validator.errors import UsageError
 
 EVIDENCE = Evidence(
@@ -33,6 +37,7 @@ OUTCOME = Outcome(
             verdict=Verdict.DIVERGENT,
             arm=Arm.MAX,
             summary="off",
+            order=2,
             evidence=EVIDENCE,
             where={"tokens": [1, 2]},
             signature=Signature(kind="factor", parameters={"factor": 1.5}),
@@ -52,8 +57,18 @@ OUTCOME = Outcome(
                 unit=Unit.BAND,
                 largest=float("inf"),
                 rms=0.5,
-                lines=(Line(axis="token", dim=0, size=2, starts=(0, 1), largest=(0.1, 2.0), rms=(0.1, 2.0)),),
-                ulp_counts=(1, 2),
+                lines=(
+                    Line(
+                        axis="token",
+                        dim=0,
+                        size=2,
+                        starts=(0, 1),
+                        largest=(0.1, 2.0),
+                        rms=(0.1, 2.0),
+                        counts=(4, 4),
+                    ),
+                ),
+                ulp_counts=range(len(ULP_EDGES) + 2),
                 sample=Sample(oracle=(1.0,), candidate=(2.0,), error=(0.5,)),
                 window=Window(
                     start=(0,),
@@ -81,21 +96,68 @@ def test_an_outcome_is_the_same_after_it_was_stored() -> None:
 def test_what_was_kept_is_there_again_and_nothing_else(tmp_path: Path) -> None:
     State(tmp_path / "kept", {"target": "a"}).put("inside", {"x": 1})
     again = State(tmp_path / "kept", {"target": "a"})
-    assert (again.get("inside"), again.get("other")) == ({"x": 1}, None)
+    assert (again.get("inside", dict), again.get("other", dict)) == ({"x": 1}, None)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
     state = State(None, {})
     state.put("inside", {"x": 1})
-    assert state.get("inside") == {"x": 1}
+    assert state.get("inside", dict) == {"x": 1}
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 99, "identity": {}, "steps": {}}', '{"version": 1}'])
-def test_a_damaged_state_is_one_message(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ("[]", "list indices"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"version": 3, "identity": {}, "steps": {}}', "it is of version 3, and this is 4"),
+        ('{"version": 4}', "identity"),
+    ],
+    ids=["empty", "list", "deep", "older", "short"],
+)
+def test_a_damaged_or_older_state_is_one_message(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(UsageError, match="no state of a search of this version"):
+    with pytest.raises(UsageError, match=f"no state of a search of this version .*{why}"):
         State(tmp_path, {})
+
+
+@pytest.mark.parametrize("key", ["identity", "steps"])
+def test_a_state_of_the_right_version_and_another_form_is_one_message(key: str, tmp_path: Path) -> None:
+    State(tmp_path / "kept", {})
+    path = tmp_path / "kept" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: 5}))
+    with pytest.raises(UsageError, match="no state of a search"):
+        State(tmp_path / "kept", {})
+
+
+def _with_other_bins(fields: dict[str, Any]) -> None:
+    fields["outcome"]["judgements"][0]["profile"]["ulp_counts"] = [1, 2]
+
+
+def _without_step(fields: dict[str, Any]) -> None:
+    del fields["step"]
+
+
+def _with_unknown_verdict(fields: dict[str, Any]) -> None:
+    fields["outcome"]["verdict"] = "fine"
+
+
+@pytest.mark.parametrize("spoil", [_with_other_bins, _without_step, _with_unknown_verdict])
+def test_a_step_that_can_t_be_read_is_one_message(
+    spoil: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    step = Step(name="inside", modules=("a",), captured=1, runs=1, size_bytes=8, verdict="aligned")
+    look = Look(step=step, outcome=OUTCOME)
+    State(tmp_path / "kept", {}).put("inside", look.to_json())
+    assert State(tmp_path / "kept", {}).get("inside", Look.from_json) == look
+    path = tmp_path / "kept" / "state.json"
+    document = json.loads(path.read_text())
+    spoil(document["steps"]["inside"])
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=r"can't be read.*name a new folder"):
+        State(tmp_path / "kept", {}).get("inside", Look.from_json)
 
 
 def test_a_word_about_something_in_the_folder_is_held_against_the_one_before(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from validator.checks.findings import Check, Evidence, Outcome, Signature
+from validator.checks.findings import Arm, Check, Evidence, Outcome, Signature
 from validator.errors import IncompleteCaptureError, TargetError, UsageError
 from validator.report.json_report import error_json, schema, to_json
 
@@ -76,6 +76,19 @@ def test_what_could_not_show_is_listed_with_what_would(aligned: Outcome) -> None
         "smallest": 512.5,
     }
     assert (bias["what"], bias["smallest"], last["smallest"]) == ("bias left out", None, "inf")
+
+
+def test_edges_have_the_rule_that_fired_and_the_number_of_their_elements(divergent: Outcome) -> None:
+    judged = (replace(divergent.judgements[7], arm=Arm.MAX), *divergent.judgements[8:])
+    document = to_json(replace(divergent, judgements=judged))
+    validate(document)
+    assert [(edge["arm"], edge["elements"]) for edge in document["edges"][:2]] == [
+        ("MAX", 2048),
+        (None, 2048),
+    ]
+    for edge in document["edges"]:
+        del edge["arm"], edge["elements"]
+    validate(document)
 
 
 def test_every_edge_that_rounding_explains_has_its_smallest_gain(aligned: Outcome) -> None:

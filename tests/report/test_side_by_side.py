@@ -61,7 +61,7 @@ def test_text_shows_the_runs_what_changed_and_what_moved(files: list[Path]) -> N
     found = "model.layers.2.mlp.down_proj (function), model.layers.3.self_attn, into o_proj [input] (wiring)"
     assert f"tp1 to tp2 divergent, was aligned; 2 findings new: {found}" in words
     assert f"tp2 to tp4 aligned, was divergent; 2 findings gone: {found}" in words
-    moved = words.split("moved by a factor of 2 or more")[1]
+    moved = words.split("in runs of the same arithmetic (but for 1.0% of pages)")[1]
     assert "model.layers.0.mlp.down_proj (function) 0.31 0.71 0.95" in moved
     assert "model.layers.1" not in moved
     assert "parallelism.world_size 1 2 4" in moved
@@ -153,6 +153,16 @@ def test_a_value_of_another_class_is_plotted_at_infinity_however_small_the_other
     assert trace.y[at] == runs.figure().layout.yaxis.tickvals[-1]
 
 
+def test_a_run_after_as_many_as_there_are_colours_does_not_look_like_another(
+    files: list[Path], tmp_path: Path
+) -> None:
+    paths = [tmp_path / f"run{n}.json" for n in range(14)]
+    for path in paths:
+        path.write_text(files[0].read_text())
+    data = read_runs(paths).figure().data
+    assert len({(trace.marker.color, trace.marker.symbol) for trace in data}) == 14
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     old = tmp_path / "old" / "tp1.json"
@@ -166,6 +176,19 @@ def test_results_older_than_the_list_of_edges_are_read(files: list[Path]) -> Non
     files[1].write_text(json.dumps(document))
     frame = read_runs([files[1]]).to_frame()
     assert frame.verdict.tolist() == ["divergent", "divergent"]
+
+
+def test_edges_of_unknown_size_are_said_to_be_compared_less(files: list[Path]) -> None:
+    document = json.loads(files[0].read_text())
+    for edge in document["edges"]:
+        del edge["elements"], edge["arm"]
+    files[0].write_text(json.dumps(document))
+    runs = read_runs(files)
+    assert runs.to_json()["moved"] == []
+    words = " ".join(str(runs).split())
+    # One of the twelve has a finding.
+    assert "11 edges of results that older versions wrote have no number of elements" in words
+    assert "no number of elements" not in str(read_runs(files[1:]))
 
 
 @pytest.mark.parametrize(
@@ -182,12 +205,29 @@ def test_results_older_than_the_list_of_edges_are_read(files: list[Path]) -> Non
         (lambda text: text.replace('"call": 0', '"call": "0"'), "can't be read as a result (TypeError"),
         (lambda text: text.replace("0.000124", '"much"'), "can't be read as a result (ValueError"),
         (
+            lambda text: text.replace('"elements": 2048', '"elements": -1'),
+            "can't be read as a result (ValueError: -1 is no",
+        ),
+        (lambda text: text.replace("0.31", f"1{'0' * 400}"), "can't be read as a result (OverflowError"),
+        (
             lambda text: json.dumps(error_json(TargetError("no port"))),
             "holds no result, its run failed: no port",
         ),
         (lambda text: "[" * 100_000, "can't be read as a result (RecursionError"),
     ],
-    ids=["truncated", "list", "version", "comparison", "verdict", "call", "figure", "error", "deep"],
+    ids=[
+        "truncated",
+        "list",
+        "version",
+        "comparison",
+        "verdict",
+        "call",
+        "figure",
+        "size",
+        "huge",
+        "error",
+        "deep",
+    ],
 )
 def test_a_file_that_is_no_result_is_one_message(
     files: list[Path], change: Callable[[str], str], message: str
@@ -197,6 +237,20 @@ def test_a_file_that_is_no_result_is_one_message(
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {files[0]}: {message}")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("places", [(0,), (0, 1), (1, 0)], ids=["alone", "first", "last"])
+def test_a_result_that_is_not_there_is_named(files: list[Path], places: tuple[int, ...]) -> None:
+    missing = files[0].parent / "missing.json"
+    result = run("report", *([missing, *files[:1]][place] for place in places))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {missing}: can't be read as a result (FileNotFoundError: ")
+
+
+def test_a_capture_beside_results_is_named(files: list[Path], tmp_path: Path) -> None:
+    result = run("report", files[0], tmp_path)
+    assert result.exit_code == 2
+    assert f"{str(tmp_path)!r} is no such file, and is named beside 1 more" in result.stderr
 
 
 def test_a_file_that_is_given_twice_is_an_error(files: list[Path]) -> None:

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from validator.align.traces import StepTokens
 from validator.checks.findings import (
@@ -30,8 +30,11 @@ __all__ = [
     "outcome_to_json",
 ]
 
+T = TypeVar("T")
+
 _STATE = "state.json"
-_VERSION = 3
+_VERSION = 4
+_BROKEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -106,12 +109,27 @@ class State:
             else:
                 self._write()
         except OSError as error:
-            raise UsageError(f"--keep {folder} can't be used: {error.strerror}") from None
+            raise UsageError(f"--keep {folder} can't be used: {error.strerror}; name a new folder") from None
 
-    def get(self, step: str) -> dict[str, Any] | None:
-        """Return what was kept of a step, or None."""
-        found: dict[str, Any] | None = self._steps.get(step)
-        return found
+    def get(self, step: str, make: Callable[[Any], T]) -> T | None:
+        """Return what was kept of a step, or None.
+
+        Args:
+            step: its name.
+            make: makes it again of the plain values that `put` was given.
+
+        Raises:
+            UsageError: it can't be made of what is there.
+        """
+        if step not in self._steps:
+            return None
+        try:
+            return make(self._steps[step])
+        except _BROKEN as error:
+            raise UsageError(
+                f"{self._path}: what it holds of the step {step[:80]!r} can't be read "
+                f"({type(error).__name__}: {str(error)[:200]}); name a new folder, or remove it"
+            ) from None
 
     def put(self, step: str, fields: Mapping[str, Any] | str) -> None:
         """Keep what a step found."""
@@ -136,12 +154,14 @@ class State:
     def _read(self, path: Path) -> dict[str, Any]:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            identity, steps = stored["identity"], stored["steps"]
-            is_ours = stored["version"] == _VERSION and isinstance(steps, dict)
-        except (ValueError, KeyError, TypeError):
-            is_ours = False
-        if not is_ours:
-            raise UsageError(f"{path} is no state of a search of this version: name a new folder")
+            version, identity, steps = stored["version"], dict(stored["identity"]), dict(stored["steps"])
+            if version != _VERSION:
+                raise ValueError(f"it is of version {str(version)[:80]}, and this is {_VERSION}")
+        except _BROKEN as error:
+            raise UsageError(
+                f"{path} is no state of a search of this version ({type(error).__name__}: "
+                f"{str(error)[:200]}): name a new folder, or remove it"
+            ) from None
         for name in dict.fromkeys([*self._identity, *identity]):
             mine, other = self._identity.get(name), identity.get(name)
             if mine != other:
@@ -149,7 +169,7 @@ class State:
                     f"--keep {path.parent} is of another search: its {name} is {other!r}, and this one's is "
                     f"{mine!r}; name a new folder, or remove it"
                 )
-        return dict(steps)
+        return steps
 
     def _write(self) -> None:
         if self._path is None:
@@ -182,8 +202,8 @@ def _evidence(fields: Mapping[str, Any]) -> Evidence:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
+    if hasattr(value, "tolist"):  # an array's numbers, and a number of NumPy's or torch's
+        return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(value)
     return str(value)

@@ -24,8 +24,8 @@ class EdgeValues:
     Attributes:
         exact: `[*]` float64, the oracle's.
         cand: `[*]` float64, the candidate's.
-        allowed: `[*]` float64, how far apart they may be: 0 where nothing is computed, NaN where rounding
-            decides a value altogether.
+        allowed: `[*]` float64, how far apart they may be: 0 where nothing is computed, so that any difference
+            is a fault; NaN where rounding decides a value altogether; inf where nothing is judged.
         dtype: the candidate's own.
         ulp: `[*]` float64, the spacing of the candidate's format; None for integers and booleans.
         is_other_class: `[*]` boolean, where one value is NaN, infinite or saturated and the other is not.
@@ -97,6 +97,8 @@ def values_of(
         allowed = spacing / 2 + slack
         y = as_cast_by_device(y, c, fmt, spacing)
         is_other_class = class_differs(y, c, fmt, spacing, torch.as_tensor(slack, dtype=torch.float64))
+    if judged is not None:
+        allowed = allowed.masked_fill(~judged, math.inf)
     return EdgeValues(
         exact=y,
         cand=c,

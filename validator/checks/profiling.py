@@ -61,20 +61,22 @@ def _along(error: Tensor, dim: int, dims: Sequence[str]) -> Line:
     figures = (
         (rows.nan_to_num(-1.0, posinf=math.inf).amax(1), -1.0),
         (rows.square().nansum(1), 0.0),
-        ((~rows.isnan()).sum(1).to(torch.float64), 0.0),
+        ((~rows.isnan()).sum(1), 0),
     )
     spare = len(starts) * width - size
     largest, squares, count = (
         pad(figure, (0, spare), value=fill).reshape(len(starts), width) for figure, fill in figures
     )
     total = count.sum(1)
+    is_named = dims[dim] != "" and dims.count(dims[dim]) == 1
     return Line(
-        axis=dims[dim] or f"dim {dim}",
+        axis=dims[dim] if is_named else f"dim {dim}",
         dim=dim,
         size=size,
-        starts=tuple(starts),
-        largest=tuple(largest.amax(1).masked_fill(total == 0, math.nan).tolist()),
-        rms=tuple((squares.sum(1) / total).sqrt().tolist()),
+        starts=starts,
+        largest=largest.amax(1).masked_fill(total == 0, math.nan).tolist(),
+        rms=(squares.sum(1) / total).sqrt().tolist(),
+        counts=total.tolist(),
     )
 
 
@@ -86,27 +88,29 @@ def _over_ranks(error: Tensor, parts: Sequence[Part]) -> list[Line]:
     if len({tuple(map(str, held)) for held in boxes.values()}) < 2:
         return []
     ranks = sorted(boxes)
-    largest, rms = [], []
+    largest, rms, counts = [], [], []
     for rank in ranks:
         held = torch.cat([error[box].reshape(-1) for box in boxes[rank]])
         held = held[~held.isnan()]
         largest.append(float(held.max()) if len(held) else math.nan)
         rms.append(float(held.square().mean().sqrt()))
+        counts.append(len(held))
     return [
         Line(
             axis="rank",
             dim=None,
             size=len(ranks),
-            starts=tuple(ranks),
-            largest=tuple(largest),
-            rms=tuple(rms),
+            starts=ranks,
+            largest=largest,
+            rms=rms,
+            counts=counts,
         )
     ]
 
 
-def _histogram(values: EdgeValues) -> tuple[int, ...]:
+def _histogram(values: EdgeValues) -> list[int]:
     if values.ulp is None:
-        return ()
+        return []
     signed = (values.cand - values.exact) / values.ulp
     signed = torch.where(values.cand == values.exact, 0.0, signed)
     signed = signed[signed.isfinite() & values.is_judged() & ~values.is_other_class]
@@ -114,7 +118,8 @@ def _histogram(values: EdgeValues) -> tuple[int, ...]:
     steps = torch.tensor([edge for edge in ULP_EDGES if edge > 0], dtype=torch.float64)
     size = torch.bucketize(signed.abs(), steps, right=True) + 1
     bins = len(steps) + 1 + signed.sign().to(torch.int64) * size
-    return tuple(torch.bincount(bins, minlength=len(ULP_EDGES) + 2).tolist())
+    counts: list[int] = torch.bincount(bins, minlength=len(ULP_EDGES) + 2).tolist()
+    return counts
 
 
 def _sample(values: EdgeValues, error: Tensor) -> Sample:
@@ -129,9 +134,9 @@ def _sample(values: EdgeValues, error: Tensor) -> Sample:
     judged = judged[torch.randperm(len(judged), generator=random)]
     kept = torch.cat([judged[~torch.isin(judged, worst)], worst])
     return Sample(
-        oracle=tuple(values.exact.reshape(-1)[kept].tolist()),
-        candidate=tuple(values.cand.reshape(-1)[kept].tolist()),
-        error=tuple(flat[kept].tolist()),
+        oracle=values.exact.reshape(-1)[kept].tolist(),
+        candidate=values.cand.reshape(-1)[kept].tolist(),
+        error=flat[kept].tolist(),
     )
 
 
@@ -144,12 +149,9 @@ def _window(values: EdgeValues, error: Tensor) -> Window | None:
     for dim, around in zip((-2, -1), _AROUND, strict=True):
         if len(place) >= -dim:
             spans[dim] = slice(max(0, place[dim] - around), place[dim] + around + 1)
-    limit = values.allowed.masked_fill(~values.is_judged(), math.inf)
-    shown = [x[tuple(spans)] for x in (values.exact, values.cand, limit)]
+    shown = [x[tuple(spans)] for x in (values.exact, values.cand, values.allowed)]
     columns = shown[0].shape[-1] if place else 1
-    oracle, candidate, allowed = (
-        tuple(tuple(row) for row in x.reshape(-1, columns).to(torch.float64).tolist()) for x in shown
-    )
+    oracle, candidate, allowed = (x.reshape(-1, columns).to(torch.float64).tolist() for x in shown)
     return Window(
         start=tuple(span.start for span in spans),
         worst=place,

@@ -1,15 +1,17 @@
 """Facts that every rendering of an outcome needs: text, JSON and frame say the same thing."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from validator.checks.findings import Check, Finding, Judgement, Outcome, Verdict
+from validator.checks.findings import Arm, Check, EdgeVerdict, Finding, Judgement, Outcome, Verdict
 
 __all__ = [
     "checked",
     "edge_key",
+    "error_over_band",
     "first_divergence",
     "first_judgement",
     "is_of",
@@ -54,12 +56,31 @@ def is_of(judgement: Judgement, finding: Finding) -> bool:
     )
 
 
-def edge_key(edge: Judgement | Finding) -> tuple[object, ...]:
+def edge_key(edge: EdgeVerdict) -> tuple[object, ...]:
     """Tell an edge from all others by its place in the order of execution.
 
     Its call does not: a finding of decode steps tells the candidate's, a judgement the reference's.
     """
     return edge.module, edge.check, edge.into, edge.path, edge.order
+
+
+def error_over_band(*, verdict: Verdict, arm: Arm | None, measured: float | None) -> float | None:
+    """Return the largest error of an edge over what the band allows.
+
+    Args:
+        verdict: of the edge.
+        arm: the rule that decided, where one did.
+        measured: as `Evidence.max_over_band` has it.
+
+    Returns:
+        inf where a value that should be exact, or a class, differs, however small the other errors; 0 where
+        nothing that should be exact differs; None where nothing was judged.
+    """
+    if arm in (Arm.EXACT, Arm.CLASS):
+        return math.inf
+    if measured is not None:
+        return measured
+    return {Verdict.ALIGNED: 0.0, Verdict.UNCHECKED: None}.get(verdict, math.inf)
 
 
 def checked(outcome: Outcome) -> dict[Check, int]:

@@ -128,8 +128,10 @@ def _edge(judgement: Judgement, *, call: int) -> dict[str, Any]:
         "call": call,
         "rank": judgement.rank,
         "verdict": judgement.verdict,
+        "arm": judgement.arm,
         "recipe": judgement.recipe,
         "max_over_band": judgement.evidence.max_over_band,
+        "elements": judgement.evidence.elements,
     }
 
 

@@ -101,12 +101,14 @@ class SideBySide(Shown):
         """Return what a terminal shows."""
         sections = (
             _runs_table(self.runs),
-            Section(rows=tuple(_changes(self.runs))),
+            Section(title="from run to run", rows=tuple(_changes(self.runs))),
             self._edges("findings, error over the band", run_changes.found_anywhere(self.runs)),
             self._edges(
-                f"no finding, but the error over the band moved by a factor of {run_changes.MOVED:g} or more",
+                "no finding, but the error over the band moved more than chance moves it in runs of the same "
+                f"arithmetic (but for {phrases.percent(run_changes.ALPHA)} of pages)",
                 run_changes.moved(self.runs),
             ),
+            Section(rows=tuple(_uncounted(self.runs))),
             self._differences(),
         )
         return Screen(headline=_headline(self.runs), style=STYLES[self.runs[-1].verdict], sections=sections)
@@ -209,6 +211,16 @@ def _changes(runs: Sequence[StoredRun]) -> Iterator[Row]:
                 shown = phrases.listing([str(name) for name in names], 3)
                 words.append(f"{phrases.count(len(names), 'finding')} {verb}: {shown}")
         yield Row(label=f"{before.name} to {after.name}", text="; ".join(words) or "the same findings")
+
+
+def _uncounted(runs: Sequence[StoredRun]) -> Iterator[Row]:
+    count = run_changes.uncounted(runs)
+    if count:
+        yield Row(
+            text=f"{phrases.count(count, 'edge')} of results that older versions wrote have no number of "
+            "elements: a move is told only where a single element would not make it by chance. Write them "
+            "again with `validator check --json`"
+        )
 
 
 def _cell(run: StoredRun, name: EdgeName) -> str:

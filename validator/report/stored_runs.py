@@ -9,12 +9,14 @@ from typing import Any
 
 from validator.checks.findings import Arm, Check, Verdict
 from validator.errors import UsageError
-from validator.report import phrases
+from validator.report import facts, phrases
 from validator.report.json_report import SCHEMA_VERSION
 
 __all__ = ["EdgeName", "RunEdge", "StoredRun", "read_run"]
 
 _RUN_VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.UNCHECKED]
+_MOST = 2**63
+_BROKEN = (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError)
 _WORST = (Verdict.DIVERGENT, Verdict.UNDECLARED_PRECISION, Verdict.ALIGNED, Verdict.UNCHECKED)
 
 
@@ -38,12 +40,13 @@ class RunEdge:
     """What a run said of an edge, the worst of its ranks.
 
     Attributes:
-        max_over_band: largest error over the band, inf where a value that should be exact, or a class,
-            differs; None where nothing was measured.
+        max_over_band: largest error over the band, as `facts.error_over_band` tells it.
+        elements: how many were judged; None where that is not known.
     """
 
     verdict: Verdict
     max_over_band: float | None
+    elements: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def read_run(path: Path, *, name: str) -> StoredRun:
                 "others"
             )
         return _run(document, name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _BROKEN as error:
         raise UsageError(
             f"{path}: can't be read as a result ({type(error).__name__}: {str(error)[:200]}); write it again "
             "with `validator check --json`"
@@ -136,22 +139,38 @@ def _name(fields: Mapping[str, Any]) -> EdgeName:
 
 
 def _edge(fields: Mapping[str, Any], figures: Mapping[str, Any]) -> RunEdge:
-    """Read an edge; a finding's alone has an arm."""
-    error = figures["max_over_band"]
-    if fields.get("arm") in (Arm.EXACT, Arm.CLASS):
-        error = math.inf
-    return RunEdge(verdict=Verdict(fields["verdict"]), max_over_band=None if error is None else float(error))
+    """Read an edge; documents may be older than arm and elements of edges without a finding."""
+    verdict, error, elements = Verdict(fields["verdict"]), figures["max_over_band"], figures.get("elements")
+    if elements is not None and (not isinstance(elements, int) or not 0 <= elements < _MOST):
+        raise ValueError(f"{elements!r} is no number of elements")
+    return RunEdge(
+        verdict=verdict,
+        max_over_band=facts.error_over_band(
+            verdict=verdict,
+            arm=None if fields.get("arm") is None else Arm(fields["arm"]),
+            measured=None if error is None else float(error),
+        ),
+        elements=elements,
+    )
 
 
 def _worst(edges: Sequence[tuple[EdgeName, RunEdge]]) -> dict[EdgeName, RunEdge]:
-    """Return the worst verdict and the largest error of each edge, over the ranks that it was judged on."""
+    """Return the worst verdict and the largest error of each edge, over the ranks that it was judged on.
+
+    That error is the largest of at least as many elements as one rank has.
+    """
     ranks: dict[EdgeName, list[RunEdge]] = {}
     for name, edge in edges:
         ranks.setdefault(name, []).append(edge)
     return {
         name: RunEdge(
             verdict=min((edge.verdict for edge in found), key=_WORST.index),
-            max_over_band=max((e.max_over_band for e in found if e.max_over_band is not None), default=None),
+            max_over_band=max(
+                (e.max_over_band for e in found if e.max_over_band is not None),
+                key=lambda error: (math.isnan(error), error),
+                default=None,
+            ),
+            elements=max((e.elements for e in found if e.elements is not None), default=None),
         )
         for name, found in ranks.items()
     }

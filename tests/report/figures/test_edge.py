@@ -1,13 +1,16 @@
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from validator.align.traces import LogicalTensor, Part
 from validator.checks.edge_values import values_of
 from validator.checks.judge import Band, Bench
-from validator.checks.profiles import Profile
+from validator.checks.profiles import Line, Profile
 from validator.checks.profiling import profile_of
 from validator.report.figures.edge import edge_figures
 
@@ -63,6 +66,49 @@ def test_fewer_places_keep_the_largest_of_each() -> None:
     assert len(largest["x"]) == 10
     assert largest["y"][0] == float(f"{made.largest:.3g}")
     assert max(largest["y"][1:]) <= 1.01
+
+
+def line_of(starts: Sequence[int], largest: Sequence[float], counts: Sequence[int], **more: Any) -> Line:
+    """Whose rms is half of the largest."""
+    fields = {"axis": "rank", "dim": None, "size": len(starts), **more}
+    rms = [value / 2 for value in largest]
+    return Line(starts=starts, largest=largest, rms=rms, counts=counts, **fields)
+
+
+def drawn(line: Line, bins: int) -> list[dict[str, Any]]:
+    made = replace(profile(tokens=2, channels=8), lines=(line,))
+    found: list[dict[str, Any]] = strict(edge_figures(made, bins=bins)[f"along {line.axis}"])["data"]
+    return found
+
+
+def test_many_ranks_share_a_point_which_names_the_first_and_the_last() -> None:
+    ranks = range(0, 256, 2)
+    largest, _ = drawn(line_of(ranks, [0.5] * 128, [1] * 128), bins=64)
+    assert (largest["x"][:2], largest["text"][:2], largest["text"][-1]) == ([0, 4], [2, 6], 254)
+    assert "rank %{x} to %{text}" in str(largest["hovertemplate"])
+    single, _ = drawn(line_of(ranks, [0.5] * 128, [1] * 128), bins=128)
+    assert "text" not in single
+
+
+def test_bins_weigh_by_their_judged_elements_when_they_are_put_together() -> None:
+    """The last bin of a dim may have fewer places, and padding leaves some without any."""
+    line = line_of([0, 4, 8, 12], [4.0, 2.0, math.nan, 6.0], [12, 4, 0, 1], axis="channel", dim=2, size=13)
+    largest, rms = drawn(line, bins=2)
+    assert largest["y"] == [4.0, 6.0]
+    assert rms["y"] == [float(f"{math.sqrt((12 * 4 + 4 * 1) / 16):.3g}"), 3.0]
+    assert largest["text"] == [7, 12]
+
+
+@pytest.mark.parametrize("error", [1e200, math.inf])
+def test_errors_whose_square_is_no_number_are_put_together(error: float) -> None:
+    largest, rms = drawn(line_of([0, 1, 2, 3], [error, 1.0, 1.0, 1.0], [1] * 4), bins=2)
+    assert largest["y"][0] > largest["y"][1]
+    assert rms["y"][0] > rms["y"][1]
+
+
+def test_where_nothing_is_judged_bins_that_are_put_together_leave_a_gap() -> None:
+    largest, rms = drawn(line_of([0, 1, 2, 3], [math.nan, math.nan, 1.0, 1.0], [0, 0, 1, 1]), bins=2)
+    assert (largest["y"], rms["y"]) == ([None, 1.0], [None, 0.5])
 
 
 def test_the_histogram_shows_as_much_of_one_side_as_of_the_other() -> None:

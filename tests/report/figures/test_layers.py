@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from validator.checks.findings import Arm, Evidence, Outcome
+from validator.report.figures.drawing import label
+from validator.report.figures.heat import OVER, shade
 from validator.report.figures.layers import LAYER_METRICS, OUTSIDE, layers_figure, layers_of, place_of
+
+
+def rows_of(figure: dict[str, Any]) -> list[str]:
+    """The names beside a heat map that is short enough to have them all."""
+    axis = figure["layout"]["yaxis"]
+    assert axis["tickvals"] == list(range(len(axis["ticktext"])))
+    names: list[str] = axis["ticktext"]
+    return names
 
 
 def traces(figure: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -45,8 +55,12 @@ def test_a_cell_is_the_worst_edge_of_its_layer(divergent: Outcome) -> None:
     judgements[7] = replace(judgements[7], arm=Arm.MAX, evidence=Evidence(max_over_band=40.0))
     figure = layers_figure(replace(divergent, judgements=tuple(judgements)))
     (heat,) = traces(figure)
-    row = heat["y"].index("largest error / band")
-    assert heat["x"] == ["0", "1", "2", "3"]
+    row = rows_of(figure).index("largest error / band")
+    assert (heat["x"], heat["y"]) == ([0, 1, 2, 3], [0, 1])
+    assert figure["layout"]["xaxis"]["ticktext"] == ["0", "1", "2", "3"]
+    assert heat["text"][row][2] == (
+        "layer 2, largest error / band<br>40.0<br>model.layers.2.mlp.down_proj (function)"
+    )
     assert heat["customdata"][row][2] == 7
     assert heat["z"][row] == pytest.approx(
         [math.log10(0.71)] * 2 + [math.log10(40)] + [math.log10(0.71)], abs=5e-3
@@ -55,7 +69,13 @@ def test_a_cell_is_the_worst_edge_of_its_layer(divergent: Outcome) -> None:
 
 @pytest.mark.parametrize(
     ("arm", "z", "colour"),
-    [(None, 3.0, 0.5), (None, 60.0, 1.0), (Arm.MAX, 60.0, 1.0), (Arm.GAIN, 3.0, 1.0), (Arm.GAIN, 60.0, 10.0)],
+    [
+        (None, 3.0, 0.5),
+        (None, 60.0, 1.0),
+        (Arm.MAX, 60.0, 1.0),
+        (Arm.GAIN, 3.0, OVER),
+        (Arm.GAIN, 60.0, 10.0),
+    ],
 )
 def test_a_gain_is_past_its_limit_where_it_decided(
     arm: Arm | None, z: float, colour: float, aligned: Outcome
@@ -63,26 +83,55 @@ def test_a_gain_is_past_its_limit_where_it_decided(
     """Below its floor a gain is healthy at any z; a channel's may be clear where the edge's is not."""
     said = replace(aligned.judgements[1], arm=arm, evidence=Evidence(max_over_band=0.5, z=z))
     (heat,) = traces(layers_figure(replace(aligned, judgements=(said,)), "|z| of the gain / 6"))
-    assert heat["z"] == [[pytest.approx(math.log10(colour), abs=5e-3)]]
-    assert heat["text"][0][0].startswith(f"{z / 6:.2g}")
+    assert heat["z"] == [[shade(colour)]]
+    assert f"<br>{z / 6:.2g}" in heat["text"][0][0]
 
 
 @pytest.mark.parametrize(
-    ("outside", "colour", "words"), [(0, 0.01, "0"), (1, 1.0, "1.0e-2"), (500, 5.0, "5.0")]
+    ("outside", "colour", "words"), [(0, 0.01, "0"), (1, OVER, "1.0e-2"), (500, 5.0, "5.0")]
 )
 def test_a_single_element_outside_is_at_the_limit_already(
     outside: int, colour: float, words: str, aligned: Outcome
 ) -> None:
     said = replace(aligned.judgements[1], evidence=Evidence(outside=outside, elements=10_000))
     (heat,) = traces(layers_figure(replace(aligned, judgements=(said,)), "elements outside, %"))
-    assert heat["z"] == [[pytest.approx(math.log10(colour), abs=5e-3)]]
-    assert heat["text"][0][0].startswith(f"{words}<br>")
+    assert heat["z"] == [[shade(colour)]]
+    assert f"<br>{words}<br>" in heat["text"][0][0]
 
 
 def test_one_metric_is_shown_module_by_module(divergent: Outcome) -> None:
-    (heat,) = traces(layers_figure(divergent, "largest error / band"))
-    assert heat["y"] == ["mlp.down_proj.weight", "mlp.down_proj", "mlp"]
+    figure = layers_figure(divergent, "largest error / band")
+    (heat,) = traces(figure)
+    assert rows_of(figure) == ["mlp.down_proj.weight", "mlp.down_proj", "mlp"]
     assert len(heat["z"]) == 3
+
+
+def test_modules_and_layers_whose_labels_are_alike_are_told_apart(aligned: Outcome) -> None:
+    names = [f"{'a' * 130}{middle}{'b' * 130}" for middle in "xy"]
+    assert label(names[0]) == label(names[1])
+    said = aligned.judgements[0]
+    rows = tuple(replace(said, module=f"layers.0.{name}") for name in names)
+    (heat,) = traces(layers_figure(replace(aligned, judgements=rows), "largest error / band"))
+    assert heat["customdata"] == [[0], [1]]
+    assert len(set(heat["y"])) == 2
+    columns = tuple(replace(said, module=f"{name}.0") for name in names)
+    (heat,) = traces(layers_figure(replace(aligned, judgements=columns), "largest error / band"))
+    assert heat["customdata"] == [[0, 1]]
+    assert len(set(heat["x"])) == 2
+
+
+def test_where_nothing_is_judged_the_place_is_told_all_the_same(aligned: Outcome) -> None:
+    rows = (
+        replace(aligned.judgements[0], module="h.0.up"),
+        replace(aligned.judgements[0], module="h.1.down"),
+    )
+    (heat,) = traces(layers_figure(replace(aligned, judgements=rows), "largest error / band"))
+    assert (heat["z"][1][0], heat["text"][1][0]) == (None, "layer 0, down")
+
+
+def test_a_run_of_no_edges_has_an_empty_heat_map(aligned: Outcome) -> None:
+    (heat,) = traces(layers_figure(replace(aligned, judgements=())))
+    assert (heat["x"], heat["y"], heat["z"]) == ([], [], [])
 
 
 @pytest.mark.parametrize("metric", [None, *LAYER_METRICS])

@@ -31,6 +31,7 @@ def with_tokens(said: Judgement, *largest: float) -> Judgement:
         starts=tuple(range(len(largest))),
         largest=largest,
         rms=largest,
+        counts=[0 if math.isnan(value) else 1 for value in largest],
     )
     none = Sample(oracle=(), candidate=(), error=())
     profile = Profile(
@@ -44,10 +45,35 @@ def test_positions_show_the_worst_edge_of_a_layer_at_each_token(aligned: Outcome
     said[1] = with_tokens(said[1], 0.1, 0.5, 0.2)
     said[2] = with_tokens(said[2], 0.3, 0.1, math.inf)
     said[4] = with_tokens(said[4], 0.1, math.nan, 0.1)
-    (heat,) = traces(positions_figure(replace(aligned, judgements=tuple(said))))
-    assert heat["y"] == ["0", "1"]
-    assert heat["text"] == [["0.30", "0.50", "inf"], ["0.10", "nothing judged", "0.10"]]
+    figure = positions_figure(replace(aligned, judgements=tuple(said)))
+    (heat,) = traces(figure)
+    assert figure is not None
+    assert figure["layout"]["yaxis"]["ticktext"] == ["0", "1"]
+    assert (heat["x"], heat["y"]) == ([0, 1, 2], [0, 1])
+    assert heat["text"] == [
+        ["layer 0, token 0: 0.30", "layer 0, token 1: 0.50", "layer 0, token 2: inf"],
+        ["layer 1, token 0: 0.10", "layer 1, token 1: nothing judged", "layer 1, token 2: 0.10"],
+    ]
     assert heat["z"][1][1] is None
+
+
+def test_layers_whose_labels_are_alike_are_told_apart(aligned: Outcome) -> None:
+    said = tuple(
+        with_tokens(replace(aligned.judgements[1], module=f"{'a' * 130}{n}{'b' * 130}.0"), error)
+        for n, error in enumerate((0.25, 0.5))
+    )
+    (heat,) = traces(positions_figure(replace(aligned, judgements=said)))
+    assert len(set(heat["y"])) == 2
+    assert [row[0].rpartition(" ")[2] for row in heat["text"]] == ["0.25", "0.50"]
+
+
+def test_tokens_that_share_a_bin_are_told_as_such(aligned: Outcome) -> None:
+    said = with_tokens(aligned.judgements[1], 0.1, 0.5)
+    assert said.profile is not None
+    line = replace(said.profile.lines[0], size=7, starts=(0, 4))
+    said = replace(said, profile=replace(said.profile, lines=(line,)))
+    (heat,) = traces(positions_figure(replace(aligned, judgements=(said,))))
+    assert heat["text"] == [["layer 0, token 0 to 3: 0.10", "layer 0, token 4 to 6: 0.50"]]
 
 
 def test_without_profiles_positions_are_not_known(aligned: Outcome) -> None:

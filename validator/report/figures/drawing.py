@@ -5,10 +5,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from validator.checks.findings import Arm, Check, Finding, Judgement, Verdict
+from validator.checks.findings import Check, Finding, Judgement, Verdict
 from validator.checks.profiles import Unit
 from validator.escapes import printable
-from validator.report import phrases
+from validator.report import facts, phrases
+from validator.report.palette import BLUE, GREY, ORANGE, PALETTE, PURPLE, VERMILLION
 
 __all__ = [
     "BLUE",
@@ -31,11 +32,6 @@ __all__ = [
 Figure = dict[str, Any]
 """`data` and `layout` as plotly has them, in plain lists and numbers."""
 
-# Okabe and Ito's colours, which readers tell apart whatever their colour vision; symbols differ as well.
-BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
-VERMILLION, PURPLE, SKY, GREY = "#D55E00", "#CC79A7", "#56B4E9", "#808080"
-PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
-
 VERDICTS = {
     Verdict.ALIGNED: (BLUE, "circle"),
     Verdict.UNDECLARED_PRECISION: (ORANGE, "diamond"),
@@ -43,7 +39,7 @@ VERDICTS = {
     Verdict.INCONCLUSIVE: (PURPLE, "square"),
     Verdict.UNCHECKED: (GREY, "circle-open"),
 }
-"""Colour and symbol of each."""
+"""Colour and symbol of each: the symbols differ as well as the colours."""
 
 _LONGEST = 160
 _DECADES = 8
@@ -55,11 +51,14 @@ _TITLES = {
 }
 
 
-def label(text: str) -> str:
-    """Return text that plotly shows as it is: it reads some HTML in labels. Long names lose their middle."""
+def label(text: str, longest: int = _LONGEST) -> str:
+    """Return text that plotly shows as it is: it reads some HTML in labels.
+
+    Longer names lose their middle, so that two may look alike: let nothing be told apart by its label.
+    """
     shown = printable(text)
-    if len(shown) > _LONGEST:
-        shown = f"{shown[: _LONGEST // 2]}…{shown[-_LONGEST // 2 :]}"
+    if len(shown) > longest:
+        shown = f"{shown[: longest // 2]}…{shown[-longest // 2 :]}"
     return html.escape(shown, quote=False)
 
 
@@ -75,15 +74,11 @@ def error_title(unit: Unit) -> str:
 
 
 def over_band(judgement: Judgement) -> float:
-    """Return the largest error of an edge over what the band allows.
-
-    inf where a value that should be exact, or a class, differs; 0 where nothing that should be exact does.
-    """
-    if judgement.arm in (Arm.EXACT, Arm.CLASS):
-        return math.inf
-    if judgement.evidence.max_over_band is not None:
-        return judgement.evidence.max_over_band
-    return 0.0 if judgement.verdict is Verdict.ALIGNED else math.inf
+    """Return `facts.error_over_band` of an edge; NaN where nothing was judged."""
+    error = facts.error_over_band(
+        verdict=judgement.verdict, arm=judgement.arm, measured=judgement.evidence.max_over_band
+    )
+    return math.nan if error is None else error
 
 
 def rounded(values: Iterable[float], digits: int = 3) -> list[float | None]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from validator.checks.profiles import ULP_EDGES, Line, Profile, Sample, Unit
@@ -33,21 +34,20 @@ def edge_figures(profile: Profile, *, bins: int = 256, sampled: int = 400) -> di
         bins: how many places of a dim are told apart at most.
         sampled: how many single elements are shown at most, the worst among them.
     """
-    lines = [(line, _binned(line, bins)) for line in profile.lines]
-    figures = {f"along {line.axis}": _along(binned, profile.unit) for line, binned in reversed(lines)}
+    figures = {f"along {line.axis}": _along(line, profile.unit, bins) for line in reversed(profile.lines)}
     if profile.ulp_counts:
         figures["ulp"] = _histogram(profile.ulp_counts)
     figures["values"] = _values(profile.sample, profile.unit, sampled)
     return figures
 
 
-def _along(line: Line, unit: Unit) -> Figure:
+def _along(whole: Line, unit: Unit, bins: int) -> Figure:
+    width = math.ceil(len(whole.starts) / bins)
+    line, lasts = _binned(whole, width), _lasts(whole, width)
     axis = ErrorAxis(line.largest, error_title(unit))
-    width = line.starts[1] - line.starts[0] if line.dim is not None and len(line.starts) > 1 else 1
     place, ends = f"{line.axis} %{{x}}", {}
-    if width > 1:
-        place = f"{place} to %{{text}}"
-        ends = {"text": [min(start + width, line.size) - 1 for start in line.starts]}
+    if list(line.starts) != lasts:
+        place, ends = f"{place} to %{{text}}", {"text": lasts}
     is_sparse = len(line.starts) <= _SPARSE
     shown: list[dict[str, object]] = []
     for name, values, colour in (("largest", line.largest, BLUE), ("rms", line.rms, GREY)):
@@ -69,9 +69,10 @@ def _along(line: Line, unit: Unit) -> Figure:
                 "line": {"color": colour, "width": 1.5, "dash": "solid" if name == "largest" else "dot"},
             }
         )
+    is_short = lasts[-1] - line.starts[0] < 16
     layout = {
         "title": {"text": f"per {line.axis}"},
-        "xaxis": {"title": {"text": line.axis}, **({"dtick": 1} if line.size <= 16 else {})},
+        "xaxis": {"title": {"text": line.axis}, **({"dtick": 1} if is_short else {})},
         "yaxis": axis.layout(),
         "shapes": [limit_line()] if unit is Unit.BAND else [],
         "legend": {"orientation": "h", "y": 1.15, "x": 1, "xanchor": "right"},
@@ -158,22 +159,26 @@ def _values(sample: Sample, unit: Unit, sampled: int) -> Figure:
     }
 
 
-def _binned(line: Line, bins: int) -> Line:
-    """Put neighbouring bins together until there are few enough."""
-    if len(line.starts) <= bins:
+def _binned(line: Line, width: int) -> Line:
+    """Put so many neighbouring bins together, each of the weight of its judged elements."""
+    if width == 1:
         return line
-    width = math.ceil(len(line.starts) / bins)
-    firsts = range(0, len(line.starts), width)
+    bins = list(zip(line.counts, line.largest, line.rms, strict=True))
+    counts, largest, rms = [], [], []
+    for first in range(0, len(bins), width):
+        held = [(n, most, root) for n, most, root in bins[first : first + width] if n]
+        count = sum(n for n, _, _ in held)
+        # A product without limit is inf; a power raises.
+        squares = sum(n * (root * root) for n, _, root in held)
+        counts.append(count)
+        largest.append(max((most for _, most, _ in held), default=math.nan))
+        rms.append(math.sqrt(squares / count) if count else math.nan)
+    return replace(line, starts=line.starts[::width], largest=largest, rms=rms, counts=counts)
 
-    def known(values: Sequence[float], first: int) -> list[float]:
-        return [value for value in values[first : first + width] if not math.isnan(value)]
 
-    squares = [[value**2 for value in known(line.rms, first)] for first in firsts]
-    return Line(
-        axis=line.axis,
-        dim=line.dim,
-        size=line.size,
-        starts=tuple(line.starts[first] for first in firsts),
-        largest=tuple(max(known(line.largest, first), default=math.nan) for first in firsts),
-        rms=tuple(math.sqrt(sum(held) / len(held)) if held else math.nan for held in squares),
-    )
+def _lasts(line: Line, width: int) -> list[int]:
+    """Return the last place, or rank, of each bin when so many are put together."""
+    if line.dim is None:
+        ranks = line.starts
+        return [ranks[min(first + width, len(ranks)) - 1] for first in range(0, len(ranks), width)]
+    return [*(start - 1 for start in line.starts[width::width]), line.size - 1]

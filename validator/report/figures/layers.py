@@ -9,7 +9,7 @@ from validator.checks.judge import GAIN_Z
 from validator.checks.profiles import Unit
 from validator.report import facts
 from validator.report.figures.drawing import Figure, edge_label, label, over_band, told
-from validator.report.figures.heat import limit_scale, shade
+from validator.report.figures.heat import COLUMNS, OVER, ROWS, limit_scale, named_axis, shade
 
 __all__ = ["LAYER_METRICS", "OUTSIDE", "Place", "layers_figure", "layers_of", "place_of"]
 
@@ -72,29 +72,34 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
             if value is None or math.isnan(value):
                 continue
             place = place_of(judgement.module)
-            row = name if metric is None else place.inside or "(the layer itself)"
+            at = (name if metric is None else place.inside, place.layer)
             cell = (_over_limit(name, judgement, value), value, n)
-            worst[row, place.layer] = max(worst.get((row, place.layer), cell), cell)
-    rows = list(dict.fromkeys(row for row, _ in worst))
+            worst[at] = max(worst.get(at, cell), cell)
+    rows = {row: row or "(the layer itself)" for row, _ in worst}
     grid = [[worst.get((row, layer)) for layer in columns] for row in rows]
     return {
         "data": [
             {
                 "type": "heatmap",
-                "x": [label(name) for name in columns.values()],
-                "y": [label(row) for row in rows],
+                "x": list(range(len(columns))),
+                "y": list(range(len(rows))),
                 "z": [[None if cell is None else shade(cell[0]) for cell in line] for line in grid],
                 "customdata": [[None if cell is None else cell[-1] for cell in line] for line in grid],
                 "text": [
-                    ["" if cell is None else _about(outcome, *cell[1:]) for cell in line] for line in grid
+                    [
+                        f"layer {label(column)}, {label(row)}"
+                        + ("" if cell is None else _about(outcome, *cell[1:]))
+                        for column, cell in zip(columns.values(), line, strict=True)
+                    ]
+                    for row, line in zip(rows.values(), grid, strict=True)
                 ],
-                "hovertemplate": "layer %{x}, %{y}<br>%{text}<extra></extra>",
+                "hovertemplate": "%{text}<extra></extra>",
                 **limit_scale("over its limit" if metric is None else label(metric)),
             }
         ],
         "layout": {
-            "xaxis": {"title": {"text": "layer"}, "type": "category"},
-            "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+            "xaxis": {"title": {"text": "layer"}, **named_axis(list(columns.values()), COLUMNS)},
+            "yaxis": {"autorange": "reversed", "automargin": True, **named_axis(list(rows.values()), ROWS)},
         },
     }
 
@@ -123,11 +128,11 @@ def _over_limit(metric: str, judgement: Judgement, value: float) -> float:
     """Return what a cell's colour is of, whose scale has the limit at 1."""
     if metric == _GAIN:
         # Below its floor a gain is healthy however clear it is, and a slice's may be clear alone.
-        return max(value, 1.0) if judgement.arm is Arm.GAIN else min(value, 1.0)
+        return max(value, OVER) if judgement.arm is Arm.GAIN else min(value, 1.0)
     if metric == _OUTSIDE:
-        return max(value, 1.0) if value else 0.0
+        return max(value, OVER) if value else 0.0
     return value
 
 
 def _about(outcome: Outcome, value: float, index: int) -> str:
-    return f"{told([value])[0]}<br>{label(edge_label(outcome.judgements[index]))}"
+    return f"<br>{told([value])[0]}<br>{label(edge_label(outcome.judgements[index]))}"

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from validator.checks.findings import Outcome
@@ -17,18 +18,35 @@ from validator.report.figures.drawing import (
     limit_line,
     told,
 )
-from validator.report.figures.heat import limit_scale, shade
+from validator.report.figures.heat import ROWS, limit_scale, named_axis, shade
 from validator.report.figures.layers import layers_of, place_of
 
-__all__ = ["kl_figure", "positions_figure"]
+__all__ = ["TokenErrors", "kl_figure", "positions_figure", "token_errors"]
 
 _SHOWN_POSITIONS = 1024
 
 
-def positions_figure(outcome: Outcome) -> Figure | None:
-    """Show as a heat map which tokens the error of each layer is at; None where no profile tells.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenErrors:
+    """The largest error over the band of each layer at each token, or bin of tokens.
 
-    Layers whose edges have several numbers of tokens are shown by the edges of the most frequent one.
+    Attributes:
+        layers: names of the layers.
+        starts: first token of each bin.
+        tokens: the tokens of each bin, as text.
+        errors: of each layer, of each bin; NaN where nothing was judged.
+    """
+
+    layers: tuple[str, ...]
+    starts: tuple[int, ...]
+    tokens: tuple[str, ...]
+    errors: tuple[tuple[float, ...], ...]
+
+
+def token_errors(outcome: Outcome) -> TokenErrors | None:
+    """Return which tokens the errors of each layer are at; None where no profile tells.
+
+    Layers whose edges have several numbers of tokens are told by the edges of the most frequent one.
     """
     lines = [
         (place_of(j.module).layer, line)
@@ -44,22 +62,41 @@ def positions_figure(outcome: Outcome) -> Figure | None:
     columns = layers_of(j.module for j in outcome.judgements)
     rows = [layer for layer in columns if any(layer == of for of, _ in kept)]
     starts = kept[0][1].starts
-    grid = [_worst_of([line for of, line in kept if of == layer]) for layer in rows]
+    lasts = [*(start - 1 for start in starts[1:]), size - 1]
+    return TokenErrors(
+        layers=tuple(columns[layer] for layer in rows),
+        starts=tuple(starts),
+        tokens=tuple(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, lasts, strict=True)),
+        errors=tuple(_worst_of([line for of, line in kept if of == layer]) for layer in rows),
+    )
+
+
+def positions_figure(outcome: Outcome) -> Figure | None:
+    """Show `token_errors` as a heat map; None where no profile tells."""
+    found = token_errors(outcome)
+    if found is None:
+        return None
     return {
         "data": [
             {
                 "type": "heatmap",
-                "x": list(starts),
-                "y": [label(columns[layer]) for layer in rows],
-                "z": [[shade(value) for value in line] for line in grid],
-                "text": [told(line) for line in grid],
-                "hovertemplate": "layer %{y}, token %{x}: %{text}<extra></extra>",
+                "x": list(found.starts),
+                "y": list(range(len(found.layers))),
+                "z": [[shade(value) for value in line] for line in found.errors],
+                "text": [
+                    [
+                        f"layer {label(name)}, token {token}: {error}"
+                        for token, error in zip(found.tokens, told(line), strict=True)
+                    ]
+                    for name, line in zip(found.layers, found.errors, strict=True)
+                ],
+                "hovertemplate": "%{text}<extra></extra>",
                 **limit_scale(error_title(Unit.BAND)),
             }
         ],
         "layout": {
             "xaxis": {"title": {"text": "token"}},
-            "yaxis": {"title": {"text": "layer"}, "autorange": "reversed", "type": "category"},
+            "yaxis": {"title": {"text": "layer"}, "autorange": "reversed", **named_axis(found.layers, ROWS)},
         },
     }
 
@@ -121,7 +158,9 @@ def _floor(outcome: Outcome) -> float | None:
     return floor if isinstance(floor, float) and 0 < floor < math.inf else None
 
 
-def _worst_of(lines: Sequence[Line]) -> list[float]:
+def _worst_of(lines: Sequence[Line]) -> tuple[float, ...]:
     """Return the largest error in each bin, of lines with the same bins."""
-    columns: Iterable[tuple[float, ...]] = zip(*(line.largest for line in lines), strict=True)
-    return [max((value for value in column if not math.isnan(value)), default=math.nan) for column in columns]
+    columns = zip(*(line.largest for line in lines), strict=True)
+    return tuple(
+        max((value for value in column if not math.isnan(value)), default=math.nan) for column in columns
+    )

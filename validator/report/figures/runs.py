@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
 
-from validator.checks.findings import Verdict
 from validator.checks.profiles import Unit
 from validator.report.figures.drawing import PALETTE, ErrorAxis, Figure, error_title, label, limit_line, told
 from validator.report.stored_runs import RunEdge, StoredRun
@@ -27,7 +25,9 @@ def runs_figure(runs: Sequence[StoredRun]) -> Figure:
     errors = [{name: _error(edge) for name, edge in run.edges.items()} for run in runs]
     axis = ErrorAxis((error for run in errors for error in run.values()), error_title(Unit.BAND))
     traces = []
-    for run, found, colour, symbol in zip(runs, errors, cycle(PALETTE), cycle(_SYMBOLS), strict=False):
+    for number, (run, found) in enumerate(zip(runs, errors, strict=True)):
+        turn, colour = divmod(number, len(PALETTE))  # the next turn has the same colours with other symbols
+        symbol = _SYMBOLS[(colour + turn) % len(_SYMBOLS)]
         values = list(found.values())
         words = zip(found, told(values), strict=True)
         traces.append(
@@ -39,7 +39,7 @@ def runs_figure(runs: Sequence[StoredRun]) -> Figure:
                 "y": axis.place(values),
                 "text": [f"{label(str(name))}<br>{label(run.name)}: {error}" for name, error in words],
                 "hovertemplate": "%{text}<extra></extra>",
-                "marker": {"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5}},
+                "marker": {"color": PALETTE[colour], "symbol": symbol, "size": 8, "line": {"width": 1.5}},
             }
         )
     return {
@@ -56,7 +56,4 @@ def runs_figure(runs: Sequence[StoredRun]) -> Figure:
 
 
 def _error(edge: RunEdge) -> float:
-    """Return the largest error over the band: without limit where what should be exact differs."""
-    if edge.max_over_band is not None:
-        return edge.max_over_band
-    return {Verdict.ALIGNED: 0.0, Verdict.UNCHECKED: math.nan}.get(edge.verdict, math.inf)
+    return math.nan if edge.max_over_band is None else edge.max_over_band
