@@ -163,6 +163,7 @@ def profile(random: np.random.Generator) -> Profile:
             starts=tuple(range(0, size, size // bins)),
             largest=numbers(bins),
             rms=numbers(bins),
+            counts=(4096,) * bins,
         )
 
     rows = tuple(numbers(9) for _ in range(5))

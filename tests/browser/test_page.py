@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,25 @@ from validator.api import check_target
 from validator.checks.findings import Outcome, Verdict
 from validator.report.figures.drawing import edge_label, over_band
 from validator.report.figures.layers import LAYER_METRICS
+from validator.report.page.packing import packed
+from validator.report.phrases import number
 from validator.report.result import Result
-from validator.report.side_by_side import read_runs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 LAYER_METRIC = next(iter(LAYER_METRICS))
+
+BEYOND = """() => {
+  const right = document.body.getBoundingClientRect().right + 1;
+  const wide = [...document.querySelectorAll("main *")].filter(
+    (one) => !one.closest("svg, .modebar-container") && one.getBoundingClientRect().right > right);
+  const drawn = [...document.querySelectorAll(".plot")].filter((place) => {
+    const svg = place.querySelector(".main-svg").getBoundingClientRect(), box = place.getBoundingClientRect();
+    return Math.abs(svg.width - box.width) > 2 || Math.abs(svg.height - box.height) > 2;
+  });
+  return [...wide, ...drawn].map((one) => one.outerHTML.slice(0, 200));
+}"""
+"""What reaches beyond the page, and plots that are drawn larger or smaller than their places."""
 
 Open = Callable[..., Opened]
 Written = tuple[Path, Result]
@@ -58,9 +72,9 @@ def first_of(result: Result) -> tuple[int, str]:
     ("width", "color_scheme"),
     [
         (1400, "light"),
-        (420, "dark"),
+        (375, "dark"),
         pytest.param(1400, "dark", marks=pytest.mark.slow),
-        pytest.param(420, "light", marks=pytest.mark.slow),
+        pytest.param(375, "light", marks=pytest.mark.slow),
     ],
 )
 def test_it_opens_without_a_complaint_a_request_or_a_sideways_scroll(
@@ -79,9 +93,12 @@ def test_it_opens_without_a_complaint_a_request_or_a_sideways_scroll(
         opened.page.wait_for_function(
             "place => place.dataset.drawn", arg=opened.page.locator(place).element_handle()
         )
+    note = opened.page.locator("#plot-edges .annotation-text").bounding_box()
+    assert 0 < note["x"] < note["x"] + note["width"] < width
+    opened.page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     assert opened.complaints == []
     assert opened.requests == [path.as_uri()]
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_first_sentence_and_the_panel_are_of_the_first_divergence(
@@ -147,18 +164,25 @@ def test_a_point_that_is_clicked_is_shown(open_page: Open, faulty: Written) -> N
     assert opened.page.url.endswith(f"#edge={first}")
 
 
+def _names(opened: Opened, axis: str) -> list[str]:
+    """The names along the heat map of layers, which is short enough to have them all."""
+    shown = opened.plot("#plot-layers")
+    names: list[str] = shown["layout"][axis]["ticktext"]
+    assert shown["data"][0][axis[0]] == list(range(len(names)))
+    return names
+
+
 def test_each_metric_has_its_heat_map(open_page: Open, faulty: Written) -> None:
     path, result = faulty
     opened = open_page(path)
-    assert set(opened.plot("#plot-layers")["data"][0]["y"]) == set(LAYER_METRICS)
+    assert set(_names(opened, "yaxis")) == set(LAYER_METRICS)
     for metric in LAYER_METRICS:
         opened.page.select_option("#metric", metric)
-        (heat,) = opened.plot("#plot-layers")["data"]
-        assert "mlp.down_proj" in heat["y"]
-        assert heat["x"] == ["0", "1", "2", "3", "outside"]
+        assert "mlp.down_proj" in _names(opened, "yaxis")
+        assert _names(opened, "xaxis") == ["0", "1", "2", "3", "outside"]
     opened.page.select_option("#metric", next(iter(LAYER_METRICS)))
     (heat,) = opened.plot("#plot-layers")["data"]
-    assert heat["customdata"][heat["y"].index("mlp.down_proj")][2] == first_of(result)[0]
+    assert heat["customdata"][_names(opened, "yaxis").index("mlp.down_proj")][2] == first_of(result)[0]
 
 
 def test_edges_are_chosen_from_the_list_and_one_after_the_other(open_page: Open, faulty: Written) -> None:
@@ -228,7 +252,7 @@ def test_the_output_is_shown_position_by_position(open_page: Open, faulty: Writt
     lines = opened.plot("#plot-kl")["data"]
     assert sum(len(line["x"]) for line in lines) == figures["positions"] == len(output.kl)
     assert max(max(line["y"]) for line in lines) == pytest.approx(figures["kl"]["max"], rel=6e-3)
-    rows = opened.page.locator("#output tbody tr")
+    rows = opened.page.locator("#output > .scroll tbody tr")
     assert rows.count() == len(output.worst)
     assert [row["position"] for row in figures["worst"]] == [
         list(position.place) for position in output.worst
@@ -276,7 +300,10 @@ def test_before_it_is_printed_all_figures_are_drawn_in_light_colours(
     assert opened.page.locator(".plot:not([data-drawn])").count() == 0
     widths = opened.page.evaluate("[...document.querySelectorAll('.main-svg')].map(svg => svg.clientWidth)")
     assert 0 < max(widths) <= 700  # 185 mm
+    opened.page.emulate_media(media="print", color_scheme="dark")
+    assert opened.page.evaluate(BEYOND) == []
     assert opened.plot("#plot-positions")["layout"]["font"]["color"] == light
+    opened.page.emulate_media(media="screen", color_scheme="dark")
     opened.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert opened.plot("#plot-positions")["layout"]["font"]["color"] == dark != light
 
@@ -314,9 +341,9 @@ def test_a_click_on_a_layer_shows_its_worst_edge(open_page: Open, faulty: Writte
         "name => document.getElementById('edge-name').textContent === name", arg=name
     )
     opened.page.select_option("#metric", LAYER_METRIC)
-    assert "mlp.down_proj" in opened.plot("#plot-layers")["data"][0]["y"]
+    assert "mlp.down_proj" in _names(opened, "yaxis")
     opened.page.select_option("#metric", "layers")
-    assert set(opened.plot("#plot-layers")["data"][0]["y"]) == set(LAYER_METRICS)
+    assert set(_names(opened, "yaxis")) == set(LAYER_METRICS)
     assert opened.complaints == []
 
 
@@ -331,39 +358,216 @@ def test_names_with_html_in_them_are_never_run(open_page: Open, faulty: Written,
         opened.page.select_option("#metric", metric)
         opened.plot("#plot-layers")
     assert "<script>alert(1)</script>" in opened.edge_name()
+    assert "<script>alert(1)</script>" in opened.page.locator("#choice option").first.inner_text()
+    assert "<script>alert(1)</script>" in opened.page.locator("nav a[title]").first.get_attribute("title")
+    assert "\u202e" not in opened.page.content()  # in attributes neither
     assert opened.page.locator("script").count() == 4  # ours, and the library that one of them puts in
     assert opened.page.locator("#plot-edges a, #plot-layers a, #plot-layers script").count() == 0
     assert opened.complaints == []
 
 
-@pytest.mark.parametrize("color_scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_runs_side_by_side_are_a_page_with_their_plot(
-    open_page: Open, healthy: Written, faulty: Written, color_scheme: str, tmp_path: Path
-) -> None:
-    files = [tmp_path / name for name in ("healthy.json", "<img src=x onerror=alert(1)>.json")]
-    for (_, result), file in zip((healthy, faulty), files, strict=True):
-        result.write_json(file)
-    read_runs(files).write_html(tmp_path / "runs.html")
-    opened = open_page(tmp_path / "runs.html", color_scheme=color_scheme)
-    drawn = opened.page.locator(".plot .scatterlayer .trace")
-    drawn.first.wait_for(state="attached")
-    assert drawn.count() == 2
-    assert opened.page.locator("img").count() == 0
-    assert opened.complaints == []
-    assert opened.requests == [(tmp_path / "runs.html").as_uri()]
-
-
-def test_a_run_in_which_nothing_was_judged_is_a_page_as_well(open_page: Open, tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_was_judged_has_no_controls_of_edges(open_page: Open, tmp_path: Path) -> None:
     empty = Outcome(
         verdict=Verdict.INCONCLUSIVE, findings=(), judgements=(), why_inconclusive=("nothing ran",)
     )
     Result(empty).write_html(tmp_path / "empty.html")
     opened = open_page(tmp_path / "empty.html")
-    opened.plot("#plot-edges")
-    opened.plot("#plot-layers")
-    opened.page.click("#next")
     assert "nothing ran" in opened.page.locator("main").inner_text()
+    assert opened.page.locator("select, #next, .plot, .tree").count() == 0
+    assert opened.page.locator("#status").inner_text() == ""
+    links = opened.page.locator("nav a").evaluate_all("links => links.map(link => link.hash)")
+    assert links == ["#findings", "#run", "#coverage"]
+    assert opened.page.url == (tmp_path / "empty.html").as_uri()
     assert opened.complaints == []
+
+
+@pytest.mark.parametrize("at", ["#edge=9999", "#edge=abc", "#edge=-1", "#edge=", "#edge=1e1"])
+def test_an_address_of_no_edge_shows_the_first_divergence(at: str, open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path, at=at)
+    assert opened.edge_name() == first_of(result)[1]
+    assert opened.page.locator("#edge-rows div").count() > 5
+    assert opened.complaints == []
+
+
+def test_another_address_shows_another_edge(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    for edge in (3, 5):
+        opened.page.evaluate("edge => { location.hash = `#edge=${edge}` }", edge)
+        name = edge_label(result.outcome.judgements[edge])
+        opened.page.wait_for_function(
+            "name => document.getElementById('edge-name').textContent === name", arg=name
+        )
+    opened.page.evaluate("location.hash = '#edge=9999'")
+    assert opened.edge_name() == name
+
+
+def with_packed(path: Path, name: str, packed: str) -> Path:
+    """Return a page like that at a path with something else in it than its data, or than plotly."""
+    page, put = re.subn(rf'(id="packed-{name}">)[^<]*', rf"\g<1>{packed}", path.read_text())
+    assert put == 1
+    return written_text(path.with_name("broken.html"), page)
+
+
+def written_text(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def without_decompression(path: Path) -> Path:
+    page = path.read_text()
+    assert page.count('"use strict";') == 1
+    old = '"use strict"; delete globalThis.DecompressionStream;'
+    return written_text(path.with_name("broken.html"), page.replace('"use strict";', old))
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        pytest.param(lambda path: with_packed(path, "data", packed("[")), "this file is damaged", id="data"),
+        pytest.param(lambda path: with_packed(path, "data", "AAAA"), "this file is damaged", id="compressed"),
+        pytest.param(
+            lambda path: with_packed(path, "plotly", packed("")), "plotly did not start", id="plotly"
+        ),
+        pytest.param(without_decompression, "a browser of 2023 or later", id="old browser"),
+    ],
+)
+def test_where_plots_cant_be_shown_one_sentence_says_why_and_nothing_dead_is_left(
+    broken: Callable[[Path], Path], why: str, open_page: Open, faulty: Written
+) -> None:
+    path, _ = faulty
+    opened = open_page(broken(path), until="html[data-failed]")
+    status = opened.page.locator("#status").inner_text()
+    assert status.startswith("The plots can't be shown: ")
+    assert why in status
+    assert status.count(". ") == 1
+    for dead in ("#theme", "#metric", "#choice", "#next", "#plot-edges"):
+        assert not opened.page.locator(dead).is_visible()
+    assert opened.page.locator("h1").inner_text().startswith("divergent: first at ")
+    opened.page.locator("#edges summary").click()
+    assert opened.page.locator("#edges table").is_visible()
+    assert opened.complaints == []
+
+
+def test_a_plot_that_cant_be_drawn_says_so_in_its_place(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    library = "var Plotly = {react() { throw new Error('no drawing here'); }, purge() {}};"
+    opened = open_page(with_packed(path, "plotly", packed(library)))
+    opened.page.get_by_text("This plot can't be drawn: no drawing here.").first.wait_for()
+    opened.page.select_option("#choice", "0")
+    assert opened.edge_name() == edge_label(result.outcome.judgements[0])
+    assert opened.complaints == []
+
+
+def test_without_scripts_the_verdict_and_the_values_can_be_read_and_no_control_is_dead(
+    open_page: Open, faulty: Written
+) -> None:
+    path, result = faulty
+    page = open_page(path, scripts=False, until="h1").page
+    assert page.locator("h1").inner_text().startswith("divergent: first at ")
+    assert "Plots need scripts" in page.locator("header").inner_text()
+    for dead in ("#theme", "#metric", "#choice", "#plot-edges", "#status"):
+        assert not page.locator(dead).is_visible()
+    page.locator("#edges summary").click()
+    assert page.locator("#edges tbody tr").count() == len(result.outcome.judgements)
+
+
+def test_each_link_of_the_head_leads_to_its_part(open_page: Open, faulty: Written) -> None:
+    opened = open_page(faulty[0])
+    links = opened.page.locator("nav a")
+    assert links.all_inner_texts() == [
+        *("Edges", "Layers", "Model", "Output", "Positions", "Finding 1", "Run", "Coverage")
+    ]
+    for link in links.all():
+        target = link.get_attribute("href")
+        link.click()
+        assert opened.page.url.endswith(target)
+        box = opened.page.locator(target).bounding_box()
+        assert -1 <= box["y"] < 900
+
+
+def cells(opened: Opened, part: str) -> list[list[str]]:
+    """The rows of the table of a figure, which is opened."""
+    details = opened.page.locator(f"{part} details.values")
+    assert not details.locator("table").is_visible()
+    details.locator("summary").click()
+    assert details.locator("table").is_visible()
+    rows: list[list[str]] = details.locator("tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    return rows
+
+
+def test_tables_have_the_values_of_the_plots(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    document = json.loads(json.dumps(result.to_json()))
+    opened = open_page(path)
+    head, *edges = cells(opened, "#edges")
+    assert head == ["edge", "verdict", "error / band"]
+    assert [verdict for _, verdict, _ in edges] == [
+        edge["verdict"].replace("_", " ") for edge in document["edges"]
+    ]
+    for (_, _, error), edge in zip(edges, document["edges"], strict=True):
+        assert edge["max_over_band"] is None or error == number(edge["max_over_band"])
+    head, *layers = cells(opened, "#layers")
+    assert head == ["layer", *LAYER_METRICS]
+    assert [layer for layer, *_ in layers] == ["0", "1", "2", "3", "outside"]
+    first = first_of(result)[0]
+    assert layers[2][1] == edges[first][2]
+    head, *tokens = cells(opened, "#output")
+    largest = max(float(kl) for _, *sequences in tokens for kl in sequences)
+    assert number(largest) == number(document["distribution"]["kl"]["max"])
+    head, *tokens = cells(opened, "#positions")
+    assert head == ["token", "layer 0", "layer 1", "layer 2", "layer 3", "layer outside"]
+    assert [token for token, *_ in tokens] == [str(n) for n in range(128)]
+    assert max(float(row[3]) for row in tokens) == float(layers[2][1])
+
+
+def tab_to(opened: Opened, selector: str) -> None:
+    """Press the tabulator key until an element has the focus, and see that it shows."""
+    for _ in range(60):
+        opened.page.keyboard.press("Tab")
+        if opened.page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            assert opened.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+            return
+    pytest.fail(f"60 times the tabulator key did not lead to {selector}")
+
+
+def test_tables_and_edges_are_reached_by_keyboard_alone(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    tab_to(opened, "#edges summary")
+    opened.page.keyboard.press("Enter")
+    tab_to(opened, "#edges .scroll")
+    opened.page.keyboard.press("ArrowDown")
+    opened.page.wait_for_function("() => document.querySelector('#edges .scroll').scrollTop > 0")
+    tab_to(opened, '#edges a[href="#edge=2"]')
+    opened.page.keyboard.press("Enter")
+    assert opened.edge_name() == edge_label(result.outcome.judgements[2])
+    assert opened.page.evaluate("document.activeElement.id") == "edge-title"
+    tab_to(opened, "#choice")
+    tab_to(opened, "#next")
+    opened.page.keyboard.press("Enter")
+    assert opened.edge_name() == edge_label(result.outcome.judgements[3])
+    tab_to(opened, "#output summary")
+    opened.page.keyboard.press("Enter")
+    assert opened.page.locator("#output details.values table").is_visible()
+    assert opened.complaints == []
+
+
+def test_a_cell_of_the_table_of_layers_leads_to_its_worst_edge(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    first, name = first_of(result)
+    opened = open_page(path, at="#edge=0")
+    opened.page.locator("#layers summary").click()
+    opened.page.locator(f'#layers a[href="#edge={first}"]').first.click()
+    assert opened.edge_name() == name
+    opened.page.evaluate("window.scrollTo(0, 0)")
+    opened.page.locator(
+        f'#layers a[href="#edge={first}"]'
+    ).first.click()  # again: the panel is sought out again
+    assert 0 <= opened.page.locator("#edge").bounding_box()["y"] < 900
 
 
 def test_what_is_shown_is_what_the_json_says(open_page: Open, faulty: Written) -> None:

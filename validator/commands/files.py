@@ -1,11 +1,11 @@
 """The files that a command writes its result to, besides stdout."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from validator.commands.running import clear, write_json, writing
+from validator.commands.running import Paths, clear, write_json, writing
+from validator.terminal import show
 
 if TYPE_CHECKING:
     from validator.report.shown import Shown
@@ -25,36 +25,34 @@ class ResultFiles:
     csv: Path | None = None
     markdown: Path | None = None
 
-    def clear(self, read: Mapping[str, str | Path]) -> None:
+    def clear(self, *, read: Paths, folders: Paths | None = None) -> None:
         """Find out before the work which of them can't be written, and leave no older result in them.
 
         Args:
             read: what the command reads, by its name, and must not overwrite.
+            folders: what it writes besides, by option.
 
         Raises:
             UsageError: one can't be written, or two are one file.
         """
-        json = None if self.json in (None, "-") else Path(self.json or "")
-        files = {"--json": json, "--html": self.html, "--csv": self.csv, "--markdown": self.markdown}
-        for option, path in files.items():
-            if path is not None:
-                clear(option, path, read)
-                read = {**read, f"what {option} writes": path}
+        files = {"--json": self.json, "--html": self.html, "--csv": self.csv, "--markdown": self.markdown}
+        clear(files, read=read, folders=folders)
 
-    def write(self, result: "Shown") -> None:
-        """Write the result to each of them.
+    def hand_out(self, result: "Shown") -> None:
+        """Show the result on stdout, unless JSON goes there, and write it to each of the files.
 
         Raises:
-            UsageError: one can't be written any more.
+            UsageError: one can't be written any more. By then the result was shown.
         """
+        if self.json != "-":
+            show(result)
+        for option, path, write in (
+            ("--html", self.html, result.write_html),
+            ("--csv", self.csv, result.write_csv),
+            ("--markdown", self.markdown, result.write_markdown),
+        ):
+            if path is not None:
+                with writing(option, path, begun=True):
+                    write(path)
         if self.json is not None:
             write_json(self.json, result.to_json())
-        if self.html is not None:
-            with writing("--html", self.html):
-                result.write_html(self.html)
-        if self.csv is not None:
-            with writing("--csv", self.csv):
-                result.to_frame().to_csv(self.csv, index=False)
-        if self.markdown is not None:
-            with writing("--markdown", self.markdown):
-                result.write_markdown(self.markdown)

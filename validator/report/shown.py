@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from validator.displayed import Displayed
+from validator.report import phrases
 from validator.report.figures.drawing import Figure
 from validator.report.markdown import to_markdown
 from validator.report.screen import Screen, plain_text
@@ -55,11 +56,9 @@ class Shown(Displayed, ABC):
 
     def to_html(self) -> str:
         """Return a page that opens from disk and asks nothing of any network."""
-        from validator.report.notebook.cell import to_html
-        from validator.report.page.plain import page_around
+        from validator.report.page.plain import screen_page
 
-        screen = self.page()
-        return page_around(screen.headline, to_html(screen), figures=self.figures())
+        return screen_page(self.page(), self.figures())
 
     def figures(self) -> dict[str, Figure]:
         """Return the plots of the page by their captions, as plain plotly figures."""
@@ -68,6 +67,20 @@ class Shown(Displayed, ABC):
     def write_json(self, path: str | PathLike[str]) -> None:
         """Write the document of schema 1 to `path`, replacing what is there."""
         Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    def write_csv(self, path: str | PathLike[str]) -> None:
+        """Write the frame to `path`, replacing what is there.
+
+        A name that a spreadsheet would take for a formula has a `'` before it, which makes it text there, and
+        control characters are spelled out, since one can begin another row. No name out of Python has either.
+
+        Source:
+            OWASP, "CSV Injection".
+        """
+        frame = self.to_frame()
+        names = frame.select_dtypes(["object", "string"]).columns
+        frame[names] = frame[names].map(_as_text)
+        frame.to_csv(path, index=False)
 
     def write_html(self, path: str | PathLike[str]) -> None:
         """Write the page to `path`, replacing what is there."""
@@ -80,3 +93,10 @@ class Shown(Displayed, ABC):
     def __str__(self) -> str:
         """Return the terminal text without colours, `text_width` columns wide."""
         return plain_text(self.__rich__(), self.text_width)
+
+
+def _as_text(cell: Any) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    text = phrases.shown(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

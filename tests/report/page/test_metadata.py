@@ -23,10 +23,27 @@ def test_metadata_of_both_sides_stand_side_by_side_and_differences_are_marked(di
     facts = {f.name: (f.reference, f.candidate, f.differs) for f in facts_of(replace(divergent, run=run))}
     assert facts == {
         "software.torch": ("2.10", "2.11", True),
-        "hardware[0].cpu": ("a", "a", False),
+        "hardware.cpu": ("a", "a, b", True),
         "seeds": ("1, 2", "1, 2", False),
         "only": ("-", "-", False),
-        "hardware[1].cpu": ("-", "b", True),
     }
     page = to_html(replace(divergent, run=run))
     assert page.count('aria-label="differs"') == 2
+
+
+def test_what_all_ranks_have_in_common_is_told_once(divergent: Outcome) -> None:
+    hardware = [
+        {"rank": rank, "host": f"node{rank // 2}", "devices": [{"name": "card"}]} for rank in range(4)
+    ]
+    seeds = {"torch": {str(rank): 7 for rank in range(4)}, "0": {"a": 1}}
+    run: dict[str, Any] = {
+        "reference": {"hardware": hardware[:1], "seeds": {"torch": {"0": 7}, "0": {"a": 1}}},
+        "candidate": {"hardware": hardware, "seeds": seeds},
+    }
+    assert {f.name: (f.reference, f.candidate) for f in facts_of(replace(divergent, run=run))} == {
+        "hardware.rank": ("0", "0, 1, 2, 3"),
+        "hardware.host": ("node0", "node0 (2 times), node1 (2 times)"),
+        "hardware.devices.name": ("card", "card"),
+        "seeds.torch": ("7", "7"),
+        "seeds.0.a": ("1", "1"),
+    }

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.report.conftest import EPSILON, finding
 from validator.checks.findings import Outcome, Unchecked
 from validator.checks.profiles import OutputProfile
 from validator.report.page.data import page_data
+from validator.report.page.packing import part
 from validator.report.page.rendering import SearchPath, to_html
+from validator.report.palette import PALETTE, VERMILLION
 
 HOSTILE = "<script>alert(1)</script>\"'&\u2028\u202e🦙 </textarea>{{ 7 * 7 }}"
 
@@ -104,7 +107,10 @@ def test_every_finding_has_an_anchor_and_a_link_to_it(divergent: Outcome) -> Non
 def test_all_links_lead_to_places_in_the_page(divergent: Outcome) -> None:
     document = Document(to_html(divergent))
     ids = {attributes.get("id") for _, attributes in document.elements}
-    assert {a["href"] for a in document.all("a")} <= {f"#{name}" for name in ids}
+    links = {a["href"] for a in document.all("a")} - {
+        f"#edge={n}" for n in range(12)
+    }  # which a script follows
+    assert links <= {f"#{name}" for name in ids}
 
 
 def test_nothing_is_asked_of_a_network(divergent: Outcome) -> None:
@@ -114,7 +120,7 @@ def test_nothing_is_asked_of_a_network(divergent: Outcome) -> None:
         assert not (attributes.get("href") or "#").startswith(("http", "//"))
     (policy,) = (a["content"] for a in document.all("meta") if a.get("http-equiv"))
     assert policy is not None
-    assert policy.startswith("default-src 'none';")
+    assert policy.startswith("default-src 'none'; base-uri 'none'; form-action 'none';")
     assert "http" not in policy
 
 
@@ -137,7 +143,7 @@ def test_names_with_html_in_them_are_text(divergent: Outcome) -> None:
     assert "\u202e" not in page  # would turn the text behind it
     assert "\u2028" not in page
     data = unpacked(page, "data")
-    assert "\u202e" not in json.loads(data)["edges"][0]["name"]
+    assert "\u202e" not in json.dumps(json.loads(data), ensure_ascii=False)
     assert json.loads(data)["edges"][0]["name"].startswith("model.layers.2.<script>")
     assert not any("<script" in json.dumps(figure) for figure in json.loads(data)["figures"].values())
 
@@ -147,6 +153,54 @@ def test_the_page_holds_its_data_and_its_library(divergent: Outcome) -> None:
     assert json.loads(unpacked(page, "data")) == json.loads(json.dumps(page_data(divergent)))
     assert "plotly.js" in unpacked(page, "plotly")[:200]
     assert len(page) < 2_300_000
+
+
+def test_values_of_the_plots_are_in_the_page_without_scripts(divergent: Outcome) -> None:
+    document = Document(to_html(divergent))
+    links = [a["href"] for a in document.all("a")]
+    assert links.count("#edge=7") >= 1
+    assert {f"#edge={n}" for n in range(12)} <= set(links)
+    assert "As a table: Error over the band, edge by edge." in document.text
+
+
+def test_what_can_be_scrolled_can_be_scrolled_by_keyboard_and_has_a_name(divergent: Outcome) -> None:
+    tables = [a for a in Document(to_html(divergent)).all("div") if a.get("class") == "scroll"]
+    assert len({a["aria-label"] for a in tables}) == len(tables) >= 3
+    assert {(a["tabindex"], a["role"]) for a in tables} == {("0", "region")}
+
+
+def test_headings_leave_out_no_level(divergent: Outcome) -> None:
+    levels = [int(tag[1]) for tag, _ in Document(to_html(divergent)).elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+
+
+def test_verdicts_have_the_colours_of_the_plots(divergent: Outcome) -> None:
+    assert f".divergent {{ --verdict: {VERMILLION}; }}" in to_html(divergent)
+    assert not any(colour.lower() in part("style.css").lower() for colour in PALETTE)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2.2)."""
+    parts = (int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5))
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_stands_out_from_its_ground_and_so_does_the_mark_of_the_focus(theme: int) -> None:
+    found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\);", part("style.css"))
+    colours = {name: pair[theme] for name, *pair in found}
+    for ground in ("paper", "panel"):
+        for text in ("ink", "quiet", "link", "outside"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)  # WCAG 2.2 AA, 1.4.3
+    assert contrast(colours["ink"], colours["line"]) >= 4.5  # of the edge that is shown, in the tree
 
 
 def test_what_was_unchecked_and_unobservable_is_said(inconclusive: Outcome, aligned: Outcome) -> None:

@@ -123,7 +123,7 @@ def _findings(outcome: Outcome, judgement: Judgement) -> list[dict[str, Any]]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: phrases.shown(str(value)) for name, value in values.items()}
+    return {phrases.shown(name): phrases.shown(str(value)) for name, value in values.items()}
 
 
 def _window(window: Window, *, in_full: bool) -> dict[str, Any]:

@@ -1,12 +1,7 @@
-"""The page: one file that opens from disk, asks nothing of any network, and shows every name as text."""
+"""The page of an outcome."""
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from validator.checks.findings import Outcome, Unobservable
 from validator.report import facts, phrases, text
@@ -14,8 +9,9 @@ from validator.report.figures.drawing import edge_label
 from validator.report.figures.layers import LAYER_METRICS
 from validator.report.finding_text import finding_section
 from validator.report.page.data import page_data
+from validator.report.page.document import render
 from validator.report.page.metadata import facts_of
-from validator.report.page.packing import packed_data, packed_plotly, part
+from validator.report.page.tables import value_tables
 from validator.report.page.tree import tree_of
 from validator.report.screen import Section
 
@@ -48,8 +44,14 @@ def to_html(outcome: Outcome, *, search: SearchPath | None = None) -> str:
         search: how the outcome was searched for, where it was.
     """
     row, first = facts.first_judgement(outcome), facts.first_divergence(outcome)
-    return _template().render(
-        headline=text.headline(outcome),
+    data = page_data(outcome)
+    headline = text.headline(outcome)
+    return render(
+        "outcome.html.jinja",
+        title=headline,
+        script="script.js",
+        data=data,
+        headline=headline,
         subject=facts.subject(outcome),
         outcome=outcome,
         search=search,
@@ -57,36 +59,13 @@ def to_html(outcome: Outcome, *, search: SearchPath | None = None) -> str:
         sections=[_numbered(outcome, number) for number in range(len(outcome.findings))],
         checked={check: n for check, n in facts.checked(outcome).items() if n},
         metrics=list(LAYER_METRICS),
+        tables=value_tables(outcome, data["figures"]),
         tree=tree_of(outcome),
         facts=facts_of(outcome),
         unchecked=_by_reason(outcome),
         unobservable=_kinds(outcome.unobservable),
         has_profiles=any(judgement.profile is not None for judgement in outcome.judgements),
-        # What is not ours has no such number, and the page lets no such thing run.
-        nonce=secrets.token_urlsafe(16),
-        style=Markup(part("style.css")),
-        script=Markup(part("drawing.js") + part("script.js")),
-        plotly=packed_plotly(),
-        data=packed_data(page_data(outcome)),
     )
-
-
-def _template() -> Template:
-    environment = Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-    )
-    environment.filters["number"] = phrases.number
-    environment.filters["percent"] = phrases.percent
-    return environment.from_string(part("template.html.jinja"))
-
-
-def _shown(value: Any) -> Any:
-    """Spell out control characters, those that turn the direction of text among them."""
-    return phrases.shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _numbered(outcome: Outcome, number: int) -> Section:
