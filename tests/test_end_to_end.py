@@ -1,5 +1,6 @@
 """The commands do their whole job: targets, ranks, captures, oracle, verdict, text, JSON and exit code."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 
 from tests.small_port import write_port
 from validator import cli, open_capture
+from validator.api import check_target
+from validator.checks import values_writer
 from validator.checks.judged_values import JudgedValues
 from validator.report.json_report import schema
 
@@ -215,11 +218,25 @@ def test_kept_values_are_those_that_were_judged(tmp_path: Path) -> None:
     )
     evidence = first["evidence"]
     worst = tuple(evidence["worst_index"])
-    assert values.read(edge, "oracle", worst) == pytest.approx(evidence["reference"], rel=2**-24)
-    assert values.read(edge, "candidate", worst) == evidence["candidate"]
+    read = values.read(edge, worst)
+    assert read.oracle == pytest.approx(evidence["reference"], rel=2**-24)
+    assert read.candidate == evidence["candidate"]
     error = abs(evidence["candidate"] - evidence["reference"])
-    allowed = float(values.read(edge, "allowed", worst))
-    assert error / allowed == pytest.approx(evidence["max_over_band"], rel=1e-6)
+    assert error / float(read.allowed) == pytest.approx(evidence["max_over_band"], rel=1e-6)
+
+
+def test_a_disk_without_room_for_values_leaves_the_verdict_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(values_writer, "reserve", full)
+    result = check_target(str(write_port(tmp_path, FAULTY)), keep=tmp_path / "run")
+    assert result.first_divergence is not None
+    assert result.exit_code == 1
+    (note,) = (note for note in result.outcome.notes if "judged.h5" in note)
+    assert "no room left on the disk" in note
 
 
 def test_a_candidate_that_hooks_change_is_inconclusive(tmp_path: Path) -> None:

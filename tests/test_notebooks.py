@@ -1,5 +1,6 @@
 """The notebooks run from clean, and what they show is what their code gives."""
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -36,7 +37,10 @@ def copied(tmp_path: Path) -> Path:
 )
 def test_a_notebook_shows_what_its_code_gives(copied: Path, name: str) -> None:
     path = copied / f"{name}.ipynb"
-    assert told(executed(path)) == told(saved(path))
+    made, kept = executed(path), saved(path)
+    assert told(made) == told(kept)
+    for ours, theirs in zip(figures(made), figures(kept), strict=True):
+        assert other_side(heights(ours), heights(theirs)) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,6 +111,36 @@ def test_a_notebook_that_shows_something_else_than_its_code_gives_is_noticed(tmp
     assert measured == allowed
 
 
+def edges(*errors: float, verdict: str = "aligned", text: str = "embed<br>0.5") -> dict[str, Any]:
+    """A figure of errors over a band."""
+    count = len(errors)
+    trace = {"type": "scatter", "name": f"{verdict} ({count})", "x": list(range(count)), "y": list(errors)}
+    limit = {"type": "line", "x0": 0, "x1": 1, "y0": 1.0, "y1": 1.0}
+    layout = {"shapes": [limit], "annotations": [{"text": "first divergence: up", "x": 1, "y": 0.3}]}
+    return {"data": [{**trace, "text": [text] * count}], "layout": layout}
+
+
+def test_figures_of_another_processor_are_the_same_and_those_of_another_run_are_not() -> None:
+    """Another order of summing moves an error, here by less than 3 times the limit; a verdict it leaves."""
+    figure = edges(0.1, 0.5, 20.0)
+    moved = edges(0.4, 2.5, 60.0, text="embed<br>0.7")
+    assert (told_figure(moved), other_side(heights(moved), heights(figure))) == (told_figure(figure), [])
+    for other in (
+        edges(0.1, 0.5),
+        edges(0.1, 0.5, 20.0, verdict="divergent"),
+        edges(0.1, 0.5, 20.0, text="head<br>0.5"),
+        {**figure, "layout": {**figure["layout"], "annotations": []}},
+    ):
+        assert told_figure(other) != told_figure(figure)
+    assert other_side(heights(edges(0.1, 20.0, 0.1)), heights(figure)) == [2]
+    heat = {"type": "heatmap", "x": [0, 1], "y": [0], "z": [[-2.0, 1.3]]}
+    plain = {"data": [heat], "layout": {"yaxis": {"ticktext": ["up"]}}}
+    for change in ({"z": [[None, 1.3]]}, {"x": [0, 2]}):
+        assert told_figure({**plain, "data": [{**heat, **change}]}) != told_figure(plain)
+    assert told_figure({**plain, "layout": {"yaxis": {"ticktext": ["head"]}}}) != told_figure(plain)
+    assert other_side(heights({**plain, "data": [{**heat, "z": [[-2.0, -1.3]]}]}), heights(plain)) == [1]
+
+
 def test_a_cell_that_fails_fails_the_notebook(tmp_path: Path) -> None:
     path = tmp_path / "failing.ipynb"
     nbformat.write(new_notebook(cells=[new_code_cell("raise ValueError('planted')")]), path)
@@ -133,10 +167,69 @@ def _told(output: Any, is_measured: bool) -> Output:
     if output.output_type == "stream":
         return output.name, _line(output.text) if is_measured else output.text
     if PLOTLY in output.data:
-        figure = output.data[PLOTLY]
-        return "figure", [(trace["type"], trace.get("name")) for trace in figure["data"]]
+        return "figure", told_figure(output.data[PLOTLY])
     text = output.data["text/plain"]
     return "text", _line(text) if is_measured else text
+
+
+def figures(notebook: NotebookNode) -> list[Any]:
+    """Return the figures of a notebook."""
+    return [data[PLOTLY] for data in shown(notebook) if PLOTLY in data]
+
+
+def told_figure(figure: Any) -> Any:
+    """Return what of a figure is the same on any processor, in whatever order its kernels sum.
+
+    Which edges there are, what is said of each, and of how many elements; not how large an error is.
+    """
+    layout = figure["layout"]
+    traces = []
+    for trace in figure["data"]:
+        is_bar = trace["type"] == "bar"  # its bars are as many as the largest error needs
+        names = trace.get("text") if trace["type"] == "scatter" else None
+        traces.append(
+            {
+                "type": trace["type"],
+                "name": trace.get("name"),
+                "x": None if is_bar else trace.get("x"),
+                "elements": sum(trace["y"]) if is_bar else None,
+                "rows": trace.get("y") if trace["type"] == "heatmap" else None,
+                "of": None if names is None else [text.partition("<br>")[0] for text in names],
+            }
+        )
+    is_heat = any(trace["type"] == "heatmap" for trace in figure["data"])
+    return {
+        "traces": traces,
+        "empty": [place for place, height in enumerate(heights(figure)) if height is None],
+        "notes": [(note["text"], note["x"]) for note in layout.get("annotations", ())],
+        "names": [layout.get(axis, {}).get("ticktext") for axis in ("xaxis", "yaxis") if is_heat],
+        "titles": [layout.get(axis, {}).get("title") for axis in ("xaxis", "yaxis")],
+    }
+
+
+def heights(figure: Any) -> list[float | None]:
+    """Return the power of ten of each error over its limit; None where nothing is judged."""
+    limits = [shape["y0"] for shape in figure["layout"].get("shapes", ()) if shape["y0"] == shape["y1"]]
+    found: list[float | None] = []
+    for trace in figure["data"]:
+        if trace["type"] == "heatmap":
+            found += [cell for row in trace["z"] for cell in row]
+        elif trace["type"] == "scatter" and limits:
+            found += [None if error is None else math.log10(error / limits[0]) for error in trace["y"]]
+    return found
+
+
+def other_side(ours: list[float | None], theirs: list[float | None]) -> list[int]:
+    """Return the places that are clearly within their limit in one figure, and clearly outside in the other.
+
+    Clearly is by a factor of 3: what lies nearer may be moved over the limit by another order of summing.
+    """
+    clear = math.log10(3)
+    return [
+        place
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True))
+        if a is not None and b is not None and min(a, b) < -clear and max(a, b) > clear
+    ]
 
 
 def _line(text: str) -> str:

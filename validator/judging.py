@@ -17,11 +17,11 @@ from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import elements_of, policy_of, roll_up, run_checks
-from validator.checks.judged_values import ValuesWriter
 from validator.checks.observing import Observer
 from validator.checks.output_positions import output_profile
 from validator.checks.padding import real_positions
 from validator.checks.stepping import told_by_step
+from validator.checks.values_writer import ValuesWriter
 from validator.errors import MismatchError
 from validator.judging_thin import is_thin, outcome_of_thin
 from validator.numerics.recipes import Recipe
@@ -127,6 +127,8 @@ def judged(
                 observer=observer,
                 progress=lambda done, total: progress("judging", done, total),
             )
+        if store is not None and store.note is not None:
+            notes = (*notes, store.note)
         if repro is not None:
             made = write_first(
                 repro,

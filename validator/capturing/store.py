@@ -11,7 +11,6 @@ file's directory of chunks refers to is moved or overwritten:
 """
 
 import contextlib
-import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from .digest import checksum, statistics
 from .formats_hdf5 import dtype_name, element_bytes
 from .levels import NOTHING, Indices, Level, is_even, kept, one_in_of
 from .records import Statistics
+from .room import flush, reserve, what_failed
 from .schema import (
     FORMAT,
     FORMAT_VERSION,
@@ -42,7 +42,6 @@ from .schema import (
 __all__ = ["CaptureFile"]
 
 _LARGE_BYTES = 64 << 10
-_SLACK_BYTES = 1 << 20
 _LINK_BYTES = 512
 _REMEMBERED = 1 << 17
 _FAILURE_BYTES = 512
@@ -150,14 +149,14 @@ class CaptureFile:
         sources = [s for s in self._sources if s.pending]
         try:
             parts: list[Edge | Source | Table] = [*edges, *sources, *self._tables.values()]
-            self._reserve(sum(part.room_bytes() for part in parts))
+            reserve(self._descriptor, sum(part.room_bytes() for part in parts))
             for edge in edges:
                 edge.write(self._file)
             for source in sources:
                 source.write(self._file)
             for table in self._tables.values():
                 table.write(self._file)
-            self._flush()
+            flush(self._file, self._descriptor)
             if len(self._edges) - self._cached_edges >= _CACHED_EDGES:
                 self._open_anew()
         except OSError as error:
@@ -173,16 +172,16 @@ class CaptureFile:
         """
         self.commit()
         try:
-            self._reserve(_LINK_BYTES * len(self._edges) + 2 * len(manifest or ""))
+            reserve(self._descriptor, _LINK_BYTES * len(self._edges) + 2 * len(manifest or ""))
             for edge in self._edges.values():
                 edge.link(self._file)
             if manifest is not None:
                 self._file.create_dataset(
                     MANIFEST, data=manifest, dtype=h5py.string_dtype(), track_times=False
                 )
-            self._flush()
+            flush(self._file, self._descriptor)
             self._file.attrs.modify("complete", True)
-            self._flush()
+            flush(self._file, self._descriptor)
             os.fsync(self._descriptor)
         except OSError as error:
             raise CaptureError(self._failed(error)) from error
@@ -203,9 +202,9 @@ class CaptureFile:
         os.close(self._descriptor)
 
     def _create(self, rank: int, world_size: int, capture_id: str) -> None:
-        self._reserve(0)
+        reserve(self._descriptor, 0)
         self._file = h5py.File(self.path, "w", libver="earliest", locking=False)
-        self._reserve(0)
+        reserve(self._descriptor, 0)
         _keep_metadata(self._file)
         self._tables = {name: Table(self._file, name, dtype) for name, dtype in TABLES.items()}
         self._edges: dict[str, Edge] = {}
@@ -221,7 +220,7 @@ class CaptureFile:
         # Both are there from the start at their full size: changing them later takes no room on a full disk.
         attributes["complete"] = False
         attributes.create("failure", b"", dtype=f"S{_FAILURE_BYTES}")
-        self._flush()
+        flush(self._file, self._descriptor)
 
     def _open_anew(self) -> None:
         """Give back the memory that HDF5 holds for what was written."""
@@ -256,27 +255,11 @@ class CaptureFile:
             self.add_row("layouts", (text,))
         return self._layouts[text]
 
-    def _reserve(self, need_bytes: int) -> None:
-        if not hasattr(os, "posix_fallocate"):
-            return
-        size = os.fstat(self._descriptor).st_size
-        try:
-            os.posix_fallocate(self._descriptor, size, need_bytes + _SLACK_BYTES)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-
-    def _flush(self) -> None:
-        self._file.flush()
-        os.ftruncate(self._descriptor, self._file.id.get_filesize())
-
     def _failed(self, error: OSError) -> str:
-        no_room = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        what = "no room left on the disk" if no_room else str(error)
         return (
-            f"{self.path}: {what}; the capture stopped after {self._added_values} values, of which "
-            f"{self.committed_values} are in the file: open_capture(..., allow_incomplete=True) reads them. "
-            "Make room, or capture less: include= takes globs over modules, calls= the calls to keep."
+            f"{self.path}: {what_failed(error)}; the capture stopped after {self._added_values} values, of "
+            f"which {self.committed_values} are in the file: open_capture(..., allow_incomplete=True) reads "
+            "them. Make room, or capture less: include= takes globs over modules, calls= the calls to keep."
         )
 
 

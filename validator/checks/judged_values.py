@@ -1,37 +1,42 @@
 """The values of all judged edges in one file, so that a slice of one can be read when somebody looks at it.
 
 One HDF5 dataset an edge, in compressed chunks, whose elements have three fields: `oracle`, `candidate` and
-`allowed`, how far apart the two may be: 0 where nothing is computed, so that any difference is a fault; NaN
-where rounding decides a value altogether; inf where nothing is judged. Data only: reading it runs no code and
-follows no link.
+`allowed`, how far apart the two may be, as `EdgeValues.allowed` defines it. Before compression an element
+takes 12 bytes beside a candidate's format of less than 32 bits, else up to 24. Data only: reading it runs no
+code and follows no link.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 import torch
 from h5py import h5l
 
-from validator.checks.edge_values import EdgeValues
 from validator.checks.findings import Check, Judgement
 from validator.errors import CaptureError
 
-__all__ = ["FIELDS", "JudgedValues", "StoredEdge", "ValuesWriter"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Elements",
+    "JudgedValues",
+    "StoredEdge",
+    "attributes_of",
+    "element_type",
+]
 
-FIELDS = ("oracle", "candidate", "allowed")
-"""What is known of each element."""
+FORMAT, VERSION = "validator judged values", 2
 
+_FIELDS = ("oracle", "candidate", "allowed")
 _MEANINGS = frozenset({"batch", "token", "head", "channel", "expert", ""})
 """What a dim may mean."""
 
-_FORMAT, _VERSION = "validator judged values", 1
 _BROKEN = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
@@ -58,54 +63,23 @@ class StoredEdge:
     shape: tuple[int, ...]
 
 
-class ValuesWriter:
-    """Writes the values of edges as they are judged. Use it in a `with` statement.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements:
+    """A slice of an edge: three arrays of its shape, in float64.
 
-    Args:
-        path: the file, replaced if it is there.
-
-    Raises:
-        CaptureError: it can't be written. So does `put`.
+    Attributes:
+        oracle: what the candidate is held to.
+        candidate: its values.
+        allowed: how far apart they may be; NaN and inf as in the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with self._explained():
-            self._file = h5py.File(path, "w")
-            self._file.attrs.update({"format": _FORMAT, "format_version": _VERSION})
-
-    def put(self, edge: StoredEdge, values: EdgeValues) -> None:
-        """Write one edge."""
-        held = np.empty(edge.shape, _type(values.dtype))
-        held["oracle"], held["candidate"] = values.exact.numpy(), values.cand.numpy()
-        allowed = values.allowed if values.judged is None else _where_judged(values)
-        held["allowed"] = allowed.numpy()
-        options = {"chunks": True, "compression": "lzf", "shuffle": True} if held.size and edge.shape else {}
-        with self._explained():
-            dataset = self._file.create_dataset(f"{len(self._file):06d}", data=held, **options)
-            dataset.attrs.update(_attributes(edge))
-
-    def __enter__(self) -> "ValuesWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._explained():
-            self._file.close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:
-            raise CaptureError(
-                f"{self._path} can't be written: {error}. Name a folder with room for the values of all edges"
-            ) from None
+    oracle: npt.NDArray[np.float64]
+    candidate: npt.NDArray[np.float64]
+    allowed: npt.NDArray[np.float64]
 
 
 class JudgedValues:
-    """Reads single edges, and slices of them.
+    """Reads single edges, and slices of them; the file is open only while it does.
 
     Args:
         path: a file that `check --keep FOLDER` wrote: `FOLDER/judged.h5`.
@@ -116,17 +90,16 @@ class JudgedValues:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._explained():
-            self._file = h5py.File(path, "r")
-            known = self._file.attrs.get("format"), int(self._file.attrs.get("format_version", 0))
-            if known != (_FORMAT, _VERSION):
-                raise ValueError(f"its format is {known!r}, not {(_FORMAT, _VERSION)!r}")
-            self._datasets = {_stored(self._dataset(name)): self._dataset(name) for name in self._file}
+        with self._opened() as file:
+            known = file.attrs.get("format"), int(file.attrs.get("format_version", 0))
+            if known != (FORMAT, VERSION):
+                raise ValueError(f"its format is {known!r}, not {(FORMAT, VERSION)!r}")
+            self._names = {_stored(_dataset(file, name)): name for name in file}
 
     @property
     def edges(self) -> tuple[StoredEdge, ...]:
         """All edges, in the order in which they were judged."""
-        return tuple(self._datasets)
+        return tuple(self._names)
 
     def find(self, judgement: Judgement) -> StoredEdge | None:
         """Return the edge that a judgement is of, or None where its values are not kept.
@@ -134,47 +107,33 @@ class JudgedValues:
         Of an edge that ranks hold different copies of, the copy of the rank that the judgement names.
         """
         key = (judgement.module, judgement.check, judgement.path, judgement.call, judgement.into)
-        found = [e for e in self._datasets if (e.module, e.check, e.path, e.call, e.into) == key]
+        found = [e for e in self._names if (e.module, e.check, e.path, e.call, e.into) == key]
         if judgement.check is Check.PARTIAL:
             found = [edge for edge in found if edge.rank == judgement.rank]
         named = [edge for edge in found if judgement.rank in edge.ranks]
         return next(iter([*named, *found]), None)
 
-    def read(self, edge: StoredEdge, field: str, index: tuple[slice | int, ...] = ()) -> np.ndarray:
-        """Read one field of a slice of an edge.
+    def read(self, edge: StoredEdge, index: tuple[slice | int, ...] = ()) -> Elements:
+        """Read a slice of an edge, and of the file no more than the chunks that it lies in.
 
         Args:
             edge: one of `edges`.
-            field: one of `FIELDS`.
             index: for each dim, from the first, what to read; a dim that is not named is read whole.
-
-        Returns:
-            The slice in float64.
         """
-        if field not in FIELDS:
-            raise KeyError(f"{field!r} is no field of judged values; those are {', '.join(FIELDS)}")
-        with self._explained():
-            return np.asarray(self._datasets[edge].fields(field)[(*index, ...)], np.float64)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _dataset(self, name: str) -> h5py.Dataset:
-        """Return a dataset of this very file."""
-        if self._file.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
-            raise ValueError(f"{name!r} is a link out of its place")
-        dataset = self._file[name]
-        if not isinstance(dataset, h5py.Dataset) or not _is_ours(dataset.dtype):
-            raise ValueError(f"{name!r} holds no values of an edge")
-        if dataset.is_virtual or dataset.external:
-            raise ValueError(f"the values of {name!r} lie in another file")
-        return dataset
+        name = self._names[edge]
+        with self._opened() as file:
+            dataset = _dataset(file, name)
+            if _stored(dataset) != edge:
+                raise ValueError("it was written anew since it was opened")
+            held = dataset[(*index, ...)]
+        oracle, candidate, allowed = (np.asarray(held[field], np.float64) for field in _FIELDS)
+        return Elements(oracle=oracle, candidate=candidate, allowed=allowed)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _opened(self) -> Iterator[h5py.File]:
         try:
-            yield
+            with h5py.File(self._path, "r") as file:
+                yield file
         except _BROKEN as error:
             raise CaptureError(
                 f"{self._path} can't be read as judged values: {error}. Give the judged.h5 that "
@@ -182,22 +141,19 @@ class JudgedValues:
             ) from None
 
 
-def _type(dtype: torch.dtype) -> np.dtype:
-    """Return what an element takes: a float32 holds any narrower candidate, and what it is held to."""
-    is_narrow = dtype.is_floating_point and dtype.itemsize < 4
-    wide = "<f8" if dtype == torch.float64 or not dtype.is_floating_point else "<f4"
-    return np.dtype([("oracle", "<f4" if is_narrow else "<f8"), ("candidate", wide), ("allowed", "<f4")])
+def element_type(dtype: torch.dtype) -> np.dtype:
+    """Return what an element takes, beside a candidate's format.
+
+    A float32 holds any narrower format with half its smallest spacing; half of its own is less than it holds.
+    """
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        return np.dtype([(field, "<f4") for field in _FIELDS])
+    candidate = "<f4" if dtype == torch.float32 else "<f8"
+    return np.dtype([("oracle", "<f8"), ("candidate", candidate), ("allowed", "<f8")])
 
 
-def _is_ours(dtype: np.dtype) -> bool:
-    return dtype in [_type(kind) for kind in (torch.bfloat16, torch.float32, torch.float64)]
-
-
-def _where_judged(values: EdgeValues) -> torch.Tensor:
-    return values.allowed.masked_fill(~values.is_judged(), math.inf)
-
-
-def _attributes(edge: StoredEdge) -> dict[str, Any]:
+def attributes_of(edge: StoredEdge) -> dict[str, Any]:
+    """Return the attributes of an edge's dataset."""
     names = ("module", "check", "path", "call", "order", "into", "rank")
     held = {name: getattr(edge, name) for name in names}
     attributes = {name: str(x) if isinstance(x, str) else x for name, x in held.items() if x is not None}
@@ -207,6 +163,22 @@ def _attributes(edge: StoredEdge) -> dict[str, Any]:
         "ranks": np.array(edge.ranks, np.int64),
         "dims": np.array(edge.dims, dtype=text) if edge.dims else np.empty(0, text),
     }
+
+
+def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """Return a dataset of this very file."""
+    if file.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
+        raise ValueError(f"{name!r} is a link out of its place")
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset) or not _is_ours(dataset.dtype):
+        raise ValueError(f"{name!r} holds no values of an edge")
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"the values of {name!r} lie in another file")
+    return dataset
+
+
+def _is_ours(dtype: np.dtype) -> bool:
+    return dtype in [element_type(kind) for kind in (torch.bfloat16, torch.float32, torch.float64)]
 
 
 def _stored(dataset: h5py.Dataset) -> StoredEdge:

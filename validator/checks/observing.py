@@ -8,10 +8,11 @@ from validator.align.traces import View
 from validator.checks.edge_values import values_of
 from validator.checks.findings import Check, Judgement
 from validator.checks.judge import Band, Bench
-from validator.checks.judged_values import StoredEdge, ValuesWriter
+from validator.checks.judged_values import StoredEdge
 from validator.checks.module_code import CodeEdge
 from validator.checks.profiles import Profile
 from validator.checks.profiling import profile_of
+from validator.checks.values_writer import ValuesWriter
 from validator.numerics.formats import format_of
 from validator.numerics.rounding import round_nearest
 

@@ -1,5 +1,6 @@
 """Single elements of an edge: the values that the file has, and no more of it than is shown."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -8,8 +9,15 @@ import numpy as np
 import pytest
 
 from validator.checks.findings import Check
-from validator.checks.judged_values import JudgedValues, StoredEdge
-from validator.report.notebook.elements import MEASURES, SIDE, View, elements_figure, first_view
+from validator.checks.judged_values import Elements, JudgedValues, StoredEdge
+from validator.report.notebook.elements import (
+    MEASURES,
+    SIDE,
+    View,
+    dim_names,
+    elements_figure,
+    first_view,
+)
 from validator.report.result import Result
 
 
@@ -25,7 +33,13 @@ def edge(values: JudgedValues) -> StoredEdge:
 
 
 def read(values: JudgedValues, edge: StoredEdge) -> dict[str, np.ndarray]:
-    return {name: values.read(edge, name).astype(np.float64) for name in ("oracle", "candidate", "allowed")}
+    held = values.read(edge)
+    return {name: getattr(held, name) for name in ("oracle", "candidate", "allowed")}
+
+
+def error(oracle: np.ndarray, candidate: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return MEASURES["error / allowed"](Elements(oracle=oracle, candidate=candidate, allowed=allowed))
 
 
 def test_the_first_view_is_around_the_worst_element(edge: StoredEdge, faulty: Result) -> None:
@@ -62,13 +76,32 @@ def test_a_view_stays_inside_of_the_edge(
     assert first_view(stored(*shape), worst) == view
 
 
-def test_only_what_is_shown_is_read() -> None:
-    read_so_far: list[tuple[slice | int, ...]] = []
-    reader = mock.Mock()
-    reader.read = lambda edge, field, index: read_so_far.append(index) or np.zeros((SIDE, 100))
-    view = View(rows=1, columns=2, start=(3, 200, 500))
-    elements_figure(reader, stored(4, 1000, 600), view, "oracle")
-    assert read_so_far == [(3, slice(200, 200 + SIDE), slice(500, 600))] * 3
+def reading(oracle: np.ndarray, candidate: np.ndarray) -> mock.Mock:
+    """A file of one edge, of which 1 is allowed."""
+    return mock.Mock(
+        **{"read.return_value": Elements(oracle=oracle, candidate=candidate, allowed=np.ones_like(oracle))}
+    )
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_only_what_is_shown_is_read_and_that_once(measure: str) -> None:
+    zeros = np.zeros((SIDE, 100))
+    reader, edge = reading(zeros, zeros), stored(4, 1000, 600)
+    elements_figure(reader, edge, View(rows=1, columns=2, start=(3, 200, 500)), measure)
+    reader.read.assert_called_once_with(edge, (3, slice(200, 200 + SIDE), slice(500, 600)))
+
+
+def test_dims_of_the_same_meaning_have_names_of_their_own() -> None:
+    """As of attention's scores: else the second could not be chosen."""
+    edge = replace(stored(1, 2, 3, 4, 5), dims=("batch", "head", "token", "token", ""))
+    assert dim_names(edge) == ["batch", "head", "token (dim 2)", "token (dim 3)", "dim 4"]
+    zeros = np.zeros((3, 4))
+    view = View(rows=2, columns=3, start=(0,) * 5)
+    layout = elements_figure(reading(zeros, zeros), edge, view, "oracle")["layout"]
+    assert [layout[axis]["title"]["text"] for axis in ("yaxis", "xaxis")] == [
+        "token (dim 2)",
+        "token (dim 3)",
+    ]
 
 
 @pytest.mark.parametrize("measure", ["oracle", "candidate", "allowed"])
@@ -102,13 +135,13 @@ def test_the_error_of_the_planted_channel_alone_is_beyond_what_is_allowed(
 
 def test_where_nothing_is_judged_no_error_is_shown() -> None:
     one = np.ones(1)
-    assert np.isnan(MEASURES["error / allowed"](one, 2 * one, np.inf * one))
-    assert MEASURES["error / allowed"](one, 2 * one, 4 * one) == 0.25
-    assert MEASURES["error / allowed"](one, one, 0 * one) == 0
+    assert np.isnan(error(one, 2 * one, np.inf * one))
+    assert error(one, 2 * one, 4 * one) == 0.25
+    assert error(one, one, 0 * one) == 0
 
 
 @pytest.mark.parametrize(
-    ("oracle", "candidate", "allowed", "error"),
+    ("oracle", "candidate", "allowed", "expected"),
     [
         (1.0, np.nan, 0.5, np.inf),
         (np.nan, 1.0, 0.5, np.inf),
@@ -121,17 +154,14 @@ def test_where_nothing_is_judged_no_error_is_shown() -> None:
     ],
 )
 def test_what_is_no_number_is_an_error_unless_both_sides_have_it(
-    oracle: float, candidate: float, allowed: float, error: float
+    oracle: float, candidate: float, allowed: float, expected: float
 ) -> None:
     one = np.ones(1)
-    np.testing.assert_array_equal(
-        MEASURES["error / allowed"](oracle * one, candidate * one, allowed * one), [error]
-    )
+    np.testing.assert_array_equal(error(oracle * one, candidate * one, allowed * one), [expected])
 
 
 def test_a_nan_of_the_candidate_stands_at_the_top_of_the_scale() -> None:
-    reader = mock.Mock()
-    reader.read = lambda edge, field, index: np.array([1.0, np.nan if field == "candidate" else 1.0])
+    reader = reading(np.array([1.0, 1.0]), np.array([1.0, np.nan]))
     (shown,) = elements_figure(reader, stored(2), View(rows=None, columns=0, start=(0,)), "error / allowed")[
         "data"
     ]

@@ -9,20 +9,19 @@ from importlib import resources
 
 from jinja2 import Environment, Template
 
+from validator.report import palette
 from validator.report.phrases import shown
 from validator.report.screen import Column, Kind, Screen
 
 __all__ = ["to_html"]
 
-_COLOURS = {"green": "#009E73", "red": "#D55E00", "yellow": "#E69F00"}
-"""Told apart by colour-blind readers too, on light and dark: the palette of Okabe and Ito (2008)."""
 _CELL = "padding: .15em .8em .15em 0; vertical-align: top; background: transparent"
 
 
 def to_html(screen: Screen) -> str:
     """Return a piece of HTML with styles of its own; what is folded can be opened."""
-    colour = next((code for name, code in _COLOURS.items() if name in screen.style), "currentColor")
-    return _template().render(screen=screen, colour=colour, cell=_CELL, shown=shown, side=_side)
+    colour = next((code for name, code in palette.STYLES.items() if name in screen.style), "currentColor")
+    return _template().render(screen=screen, colour=colour, cell=_CELL, shown=shown, style=_style)
 
 
 @cache
@@ -33,5 +32,8 @@ def _template() -> Template:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
 
 
-def _side(column: Column) -> str:
-    return "right" if column.kind is Kind.NUMBER else "left"
+def _style(column: Column) -> str:
+    """Return how cells are set: a long name breaks anywhere, and leaves other columns their words."""
+    side = "right; white-space: nowrap" if column.kind is Kind.NUMBER else "left"
+    wrap = "anywhere; min-width: 8em" if column.kind is Kind.NAME else "break-word"
+    return f"{_CELL}; text-align: {side}; overflow-wrap: {wrap}"

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from validator.checks.judged_values import JudgedValues, StoredEdge
+from validator.checks.judged_values import Elements, JudgedValues, StoredEdge
 from validator.report.figures.drawing import Figure
 from validator.report.figures.heat import limit_scale, shade
+from validator.report.notebook.names import told_apart
 
-__all__ = ["MEASURES", "SIDE", "View", "elements_figure", "first_view"]
+__all__ = ["MEASURES", "SIDE", "View", "dim_names", "elements_figure", "first_view"]
 
 SIDE = 128
 """At most so many rows, and columns, are shown at once."""
@@ -41,28 +42,33 @@ class View:
         )
 
 
-def _error(oracle: Values, candidate: Values, allowed: Values) -> Values:
+def _error(read: Elements) -> Values:
     """Return |d| over what is allowed.
 
     NaN where nothing is judged; 0 where both are the same or rounding decides; inf where nothing may differ
     and does, and for a value of another class than the oracle's, such as NaN for a number.
     """
+    oracle, candidate, allowed = read.oracle, read.candidate, read.allowed
     same = (candidate == oracle) | (np.isnan(candidate) & np.isnan(oracle)) | np.isnan(allowed)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        apart = np.nan_to_num(np.abs(candidate - oracle) / allowed, nan=np.inf, posinf=np.inf)
+    apart = np.nan_to_num(np.abs(candidate - oracle) / allowed, nan=np.inf, posinf=np.inf)
     return np.where(np.isposinf(allowed), np.nan, np.where(same, 0.0, apart))
 
 
 _ERROR = "error / allowed"
 
-MEASURES: Mapping[str, Callable[[Values, Values, Values], Values]] = {
+MEASURES: Mapping[str, Callable[[Elements], Values]] = {
     _ERROR: _error,
-    "candidate - oracle": lambda oracle, candidate, allowed: candidate - oracle,
-    "oracle": lambda oracle, candidate, allowed: oracle,
-    "candidate": lambda oracle, candidate, allowed: candidate,
-    "allowed": lambda oracle, candidate, allowed: allowed,
+    "candidate - oracle": lambda read: read.candidate - read.oracle,
+    "oracle": lambda read: read.oracle,
+    "candidate": lambda read: read.candidate,
+    "allowed": lambda read: read.allowed,
 }
 """What of an element is shown."""
+
+
+def dim_names(edge: StoredEdge) -> list[str]:
+    """Return the names of the dims of an edge, no two of them equal."""
+    return told_apart([name or f"dim {dim}" for dim, name in enumerate(edge.dims)], "dim")
 
 
 def first_view(edge: StoredEdge, worst: Sequence[int] | None) -> View:
@@ -89,12 +95,9 @@ def elements_figure(values: JudgedValues, edge: StoredEdge, view: View, measure:
     Raises:
         CaptureError: the file is damaged.
     """
-    index = view.index(edge.shape)
-    oracle, candidate, allowed = (
-        np.asarray(values.read(edge, field, index), np.float64)
-        for field in ("oracle", "candidate", "allowed")
-    )
-    shown = MEASURES[measure](oracle, candidate, allowed)
+    read = values.read(edge, view.index(edge.shape))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = np.asarray(MEASURES[measure](read))
     if view.rows is not None and view.columns is not None and view.rows > view.columns:
         shown = shown.T
     shown = shown.reshape(-1, shown.shape[-1] if shown.ndim else 1)
@@ -145,4 +148,4 @@ def _places(dim: int | None, view: View, count: int) -> list[int]:
 
 
 def _title(dim: int | None, edge: StoredEdge) -> str:
-    return "" if dim is None else edge.dims[dim] or f"dim {dim}"
+    return "" if dim is None else dim_names(edge)[dim]

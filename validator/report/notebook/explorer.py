@@ -17,6 +17,7 @@ from validator.report.screen import Screen, plain_text
 __all__ = ["Explorer", "explore"]
 
 _NEEDED = ("ipywidgets", "anywidget")
+_WITHOUT_KERNEL = "Run this cell to go from layers to edges, and to single elements."
 
 
 def explore(outcome: Outcome, values: Path | None) -> "Explorer":
@@ -37,7 +38,7 @@ class Explorer:
     """The view; a notebook shows it where it is the last value of a cell.
 
     Attributes:
-        widget: an ipywidgets box, or None where no widget can be made.
+        widget: an ipywidgets box of the controls and plots, or None where no widget can be made.
     """
 
     def __init__(self, outcome: Outcome, values: JudgedValues | None) -> None:
@@ -52,17 +53,21 @@ class Explorer:
         """Return the result as text, for where nothing else can be shown."""
         return plain_text(self._screen)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """Return the widget, and beside it what a reader without a kernel sees."""
-        static = {"text/plain": repr(self), "text/html": self._static()}
-        if self.widget is None:
-            return static
-        shown: Callable[..., Any] = self.widget._repr_mimebundle_
-        made = shown(include=include, exclude=exclude)
-        bundle, metadata = made if isinstance(made, tuple) else (made, {})
-        return {**(bundle or {}), **static}, metadata
-
-    def _static(self) -> str:
+    def _repr_html_(self) -> str:
+        """Return what a reader without a kernel sees."""
         missing = [name for name in _NEEDED if not find_spec(name)]
         hint = f"<p>To explore it: pip install {' '.join(missing)}</p>" if missing else ""
         return to_html(self._screen) + hint
+
+    def _ipython_display_(self) -> None:
+        """Show what needs no kernel, and below it the widgets.
+
+        As an output of its own: where widgets have lost their kernel, JupyterLab shows an error in their
+        place, and nothing of what else the same output holds.
+        """
+        from IPython.display import publish_display_data
+
+        publish: Callable[[dict[str, Any]], None] = publish_display_data
+        publish({"text/plain": repr(self), "text/html": self._repr_html_()})
+        if self.widget is not None:
+            publish({**self.widget._repr_mimebundle_(), "text/plain": _WITHOUT_KERNEL})

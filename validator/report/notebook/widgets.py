@@ -1,51 +1,48 @@
 """The widgets of the interactive view: an overview, the edge that was picked, and its elements."""
 
+import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets
-import plotly.graph_objects as go
 
 from validator.checks.findings import Judgement, Outcome
 from validator.checks.judged_values import JudgedValues
-from validator.report.digest import digest
+from validator.errors import CaptureError
+from validator.report import phrases
 from validator.report.figures.drawing import Figure, edge_label
 from validator.report.figures.edge import edge_figures
 from validator.report.figures.execution import worst_judgement
 from validator.report.notebook.cell import to_html
-from validator.report.notebook.elements import MEASURES, View, elements_figure, first_view
+from validator.report.notebook.elements import MEASURES, View, dim_names, elements_figure, first_view
+from validator.report.notebook.names import told_apart
+from validator.report.notebook.plot_widget import PlotWidget
 from validator.report.notebook.plots import OUTCOME_FIGURES
 from validator.report.page.data import edge_rows
 from validator.report.screen import Row, Screen, Section
 
 __all__ = ["explorer_box"]
 
-_GRID = {"gridcolor": "rgba(127, 127, 127, 0.25)", "zerolinecolor": "rgba(127, 127, 127, 0.25)"}
-_LAYOUT = {
-    "autosize": True,
-    "height": 360,
-    "margin": {"l": 70, "r": 20, "t": 50, "b": 50},
-    "paper_bgcolor": "rgba(0, 0, 0, 0)",
-    "plot_bgcolor": "rgba(0, 0, 0, 0)",
-    "font": {"color": "#767676"},  # readable on white and on black
-    "xaxis": _GRID,
-    "yaxis": _GRID,
-    "legend": {"bgcolor": "rgba(0, 0, 0, 0)"},
-}
-
 
 def explorer_box(outcome: Outcome, values: JudgedValues | None) -> ipywidgets.VBox:
     """Return the box with all widgets; a click on the overview picks an edge, as the list below it does."""
     drawn = {name: draw(outcome) for name, draw in OUTCOME_FIGURES.items()}
     overviews = {name: figure for name, figure in drawn.items() if figure is not None}
+    names = told_apart([phrases.shown(edge_label(j)) for j in outcome.judgements], "edge")
     edge = ipywidgets.Dropdown(
         description="edge",
-        options=[(edge_label(j), row) for row, j in enumerate(outcome.judgements)],
+        options=[(name, row) for row, name in enumerate(names)],
         value=worst_judgement(outcome),
         layout={"width": "auto"},
     )
     overview = ipywidgets.Dropdown(description="overview", options=list(overviews))
-    above = _Swapping(lambda: _clickable(overviews[overview.value], edge), overview)
+    above = _live(lambda: overviews[overview.value], overview)
+
+    def pick_clicked(row: Any) -> None:
+        if row in range(len(names)):
+            edge.value = row
+
+    above.on_click(pick_clicked)
     panel = ipywidgets.VBox()
 
     def pick(_: Any = None) -> None:
@@ -54,21 +51,19 @@ def explorer_box(outcome: Outcome, values: JudgedValues | None) -> ipywidgets.VB
 
     edge.observe(pick, names="value")
     pick()
-    head = ipywidgets.HTML(to_html(digest(outcome)))
-    return ipywidgets.VBox([head, overview, above.box, edge, panel])
+    return ipywidgets.VBox([overview, above, edge, panel])
 
 
-class _Swapping:
-    """A box whose figure is drawn anew when one of its controls changes."""
+def _live(draw: Callable[[], Figure], *controls: ipywidgets.ValueWidget) -> PlotWidget:
+    """Return a plot that is drawn anew when one of its controls changes."""
+    plot = PlotWidget(draw())
 
-    def __init__(self, draw: Callable[[], go.FigureWidget], *controls: ipywidgets.ValueWidget) -> None:
-        self._draw = draw
-        self.box = ipywidgets.VBox([draw()])
-        for control in controls:
-            control.observe(self._redraw, names="value")
+    def redraw(_: Any) -> None:
+        plot.figure = draw()
 
-    def _redraw(self, _: Any) -> None:
-        _replace(self.box, [self._draw()])
+    for control in controls:
+        control.observe(redraw, names="value")
+    return plot
 
 
 def _replace(box: ipywidgets.Box, widgets: Sequence[ipywidgets.Widget]) -> None:
@@ -84,31 +79,6 @@ def _close(widget: ipywidgets.Widget) -> None:
     widget.close()
 
 
-def _widget(figure: Figure) -> go.FigureWidget:
-    """Return a figure as wide as the cell, on the notebook's own ground."""
-    return go.FigureWidget(figure).update_layout(_LAYOUT)
-
-
-def _clickable(figure: Figure, edge: ipywidgets.Dropdown) -> go.FigureWidget:
-    widget = _widget(figure)
-
-    def picked(trace: Any, points: Any, state: Any) -> None:
-        for place in points.point_inds:
-            row = (
-                trace.customdata[place[0]][place[1]]
-                if isinstance(place, tuple | list)
-                else trace.customdata[place]
-            )
-            if row is not None:
-                edge.value = int(row)
-            return
-
-    for trace in widget.data:
-        if trace.customdata is not None:
-            trace.on_click(picked)
-    return widget
-
-
 def _edge_widgets(judgement: Judgement, values: JudgedValues | None) -> list[ipywidgets.Widget]:
     rows = tuple(Row(label=name, text=text) for name, text in edge_rows(judgement))
     facts = Screen(headline=edge_label(judgement), style="", sections=(Section(title="figures", rows=rows),))
@@ -116,7 +86,7 @@ def _edge_widgets(judgement: Judgement, values: JudgedValues | None) -> list[ipy
     if judgement.profile is not None:
         figures = edge_figures(judgement.profile)
         name = ipywidgets.ToggleButtons(description="plot", options=list(figures))
-        shown += [name, _Swapping(lambda: _widget(figures[name.value]), name).box]
+        shown += [name, _live(lambda: figures[name.value], name)]
     return shown + (_elements(judgement, values) if values is not None else [])
 
 
@@ -124,9 +94,9 @@ def _elements(judgement: Judgement, values: JudgedValues) -> list[ipywidgets.Wid
     """Return the controls of the heat map of single elements, and the map."""
     edge = values.find(judgement)
     if edge is None or 0 in edge.shape:
-        return []
+        return [ipywidgets.HTML(_text("The file of values holds no elements of this edge."))]
     start = first_view(edge, judgement.evidence.worst_index)
-    names = [name or f"dim {dim}" for dim, name in enumerate(edge.dims)]
+    names = dim_names(edge)
     dims = [(name, dim) for dim, name in enumerate(names)]
     measure = ipywidgets.Dropdown(description="elements", options=list(MEASURES))
     across = [
@@ -139,14 +109,26 @@ def _elements(judgement: Judgement, values: JudgedValues) -> list[ipywidgets.Wid
         for name, first, size in zip(names, start.start, edge.shape, strict=True)
     ]
 
-    def draw() -> go.FigureWidget:
+    trouble = ipywidgets.HTML()
+
+    def draw() -> Figure:
         rows, columns = ([None, None] + [control.value for control in across])[-2:]
         view = View(
             rows=None if rows == columns else rows,
             columns=columns,
             start=tuple(place.value for place in places),
         )
-        return _widget(elements_figure(values, edge, view, measure.value))
+        try:
+            figure = elements_figure(values, edge, view, measure.value)
+        except CaptureError as error:
+            trouble.value = _text(str(error))
+            return {"data": [], "layout": {}}
+        trouble.value = ""
+        return figure
 
-    shown = _Swapping(draw, measure, *across, *places)
-    return [ipywidgets.HBox([measure, *across]), ipywidgets.VBox(places), shown.box]
+    shown = _live(draw, measure, *across, *places)
+    return [ipywidgets.HBox([measure, *across]), ipywidgets.VBox(places), trouble, shown]
+
+
+def _text(text: str) -> str:
+    return f"<p>{html.escape(phrases.shown(text))}</p>"
