@@ -158,7 +158,7 @@ def run(trial: Trial) -> Record:
         seconds = time.monotonic() - start
         full = capture_target(str(port), "candidate", folder / "full", proof=False, plant=trial.fault)
         full_bytes = stored_bytes([open_capture(full).rank(0)])
-    first, cost = result.first_divergence, result.bisection.cost
+    first, cost = result.first_divergence, result.cost
     return {
         "label": trial.label,
         "fault": trial.fault,
@@ -167,7 +167,7 @@ def run(trial: Trial) -> Record:
         "verdict": str(result.verdict),
         "module": None if first is None else first.module,
         "op": None if first is None or first.op is None else _bare(first.op),
-        "path": [step.to_json() for step in result.bisection.path],
+        "path": [step.to_json() for step in result.path],
         "runs": cost.runs,
         "size_bytes": cost.size_bytes,
         "largest_bytes": cost.largest_bytes,

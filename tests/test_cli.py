@@ -26,6 +26,7 @@ FINDING = Finding(
     verdict=Verdict.DIVERGENT,
     arm=Arm.MAX,
     summary="One element is outside the band.",
+    order=1,
     evidence=Evidence(max_over_band=2.0),
 )
 
@@ -204,6 +205,23 @@ def test_no_file_of_a_result_overwrites_the_target(api: Api, tmp_path: Path, opt
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {option} ")
     assert target.read_text() == "def reference(): ..."
+    assert api.calls == []
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--csv", "--markdown"])
+@pytest.mark.parametrize("command", ["check", "bisect"])
+def test_no_file_of_a_result_overwrites_the_capture_that_is_judged(
+    api: Api, tmp_path: Path, command: str, option: str
+) -> None:
+    stored = tmp_path / "run" / "rank0.h5"
+    stored.parent.mkdir()
+    stored.write_text("mine")
+    result = run(command, "port.py", "--capture", stored.parent, option, stored)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: {option} {str(stored)!r} would overwrite a file of the capture; name another file\n"
+    )
+    assert stored.read_text() == "mine"
     assert api.calls == []
 
 

@@ -75,6 +75,7 @@ def _divergent(module: str, rank: int) -> Outcome:
         verdict=Verdict.DIVERGENT,
         arm=Arm.MAX,
         summary="the partial result is outside the band",
+        order=1,
         evidence=Evidence(),
         rank=rank,
     )

@@ -129,7 +129,7 @@ def test_a_wrong_answer_exits_with_1_and_names_the_rank(tmp_path: Path) -> None:
     assert {(problem["fault"], *problem["ranks"]) for problem in document["problems"]} == {
         ("contribution missing", 1)
     }
-    assert "wrong   all_reduce sum: contribution missing, rank 1" in out
+    assert "wrong       all_reduce sum: contribution missing, rank 1" in out
 
 
 def test_the_schema_knows_every_fault() -> None:

@@ -38,22 +38,22 @@ def without_memory(result: BisectionResult) -> dict[str, Any]:
 
 
 def steps(result: BisectionResult) -> list[str]:
-    return [step.name for step in result.bisection.path]
+    return [step.name for step in result.path]
 
 
 def test_a_loud_fault_is_found_at_its_block_without_looking_into_the_others(tmp_path: Path) -> None:
     result = searched(write_deep_net(tmp_path, LOUD))
     assert (result.verdict, result.exit_code, named(result)) == (Verdict.DIVERGENT, 1, "layers.7.down")
-    inside = next(step for step in result.bisection.path if step.name == "inside")
+    inside = next(step for step in result.path if step.name == "inside")
     assert inside.modules == ("layers.6", "layers.7")
-    claim, cost = result.bisection.claim, result.bisection.cost
+    claim, cost = result.claim, result.cost
     assert claim is not None
     assert claim.before is not None
     assert (claim.before.module, claim.before.verdict) == ("layers.7", Verdict.ALIGNED)
     assert claim.before.into == "layers.7.down"
     assert cost.runs == len((tmp_path / "built").read_text()) == 3
     assert cost.size_bytes < cost.full_bytes / 2
-    assert any("10 of 12 blocks were not looked into" in note for note in result.bisection.outcome.notes)
+    assert any("10 of 12 blocks were not looked into" in note for note in result.outcome.notes)
 
 
 def test_a_fault_below_one_ulp_shows_at_no_boundary_and_is_swept_for(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_fault_below_one_ulp_shows_at_no_boundary_and_is_swept_for(tmp_path: P
     assert named(result) == "layers.4.norm"
     assert result.first_divergence is not None
     assert result.first_divergence.arm is Arm.GAIN
-    boundaries, functions, *others = result.bisection.path
+    boundaries, functions, *others = result.path
     assert (boundaries.verdict, functions.verdict) == ("within the noise", "aligned")
     assert [step.name for step in others][-2:] == ["sweep", "operators"]
     looked = [block for step in others if step.name == "sweep" for block in step.modules]
@@ -71,11 +71,11 @@ def test_a_fault_below_one_ulp_shows_at_no_boundary_and_is_swept_for(tmp_path: P
 
 def test_a_healthy_port_is_aligned_once_every_block_was_looked_into(tmp_path: Path) -> None:
     result = searched(write_deep_net(tmp_path))
-    assert result.bisection.outcome.why_inconclusive == ()
+    assert result.outcome.why_inconclusive == ()
     assert (result.verdict, result.exit_code, result.findings) == (Verdict.ALIGNED, 0, ())
-    looked = [block for step in result.bisection.path if step.name == "sweep" for block in step.modules]
+    looked = [block for step in result.path if step.name == "sweep" for block in step.modules]
     assert looked == [f"layers.{i}" for i in range(12)]
-    assert result.bisection.claim is None
+    assert result.claim is None
 
 
 def test_a_wrong_weight_is_found_where_it_is(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ def test_the_search_can_be_limited_to_a_module(tmp_path: Path) -> None:
     port = write_deep_net(tmp_path, LOUD)
     found = searched(port, module="layers.7.down")
     assert named(found) == "layers.7.down"
-    inside = next(step for step in found.bisection.path if step.name == "inside")
+    inside = next(step for step in found.path if step.name == "inside")
     assert (inside.modules, inside.captured) == (("layers.7.down",), 1)
     other = searched(port, module="layers.3")
     assert (other.verdict, other.findings) == (Verdict.ALIGNED, ())
-    assert "only layers.3 was looked at" in other.bisection.outcome.notes
+    assert "only layers.3 was looked at" in other.outcome.notes
 
 
 def test_a_module_that_is_not_there_is_one_message(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_search_goes_on_from_what_was_kept_without_another_run(tmp_path: Path)
     again = searched(port, keep=keep)
     assert len((tmp_path / "built").read_text()) == built
     assert without_memory(again) == first.to_json()
-    (note,) = (note for note in again.bisection.outcome.notes if note.startswith("remembered from --keep"))
+    (note,) = (note for note in again.outcome.notes if note.startswith("remembered from --keep"))
     assert "boundaries of layers.0 to layers.11, functions of layers.0 to layers.11, sweep of" in note
     assert note.endswith("operators of layers.4.norm")
 
@@ -176,7 +176,7 @@ def test_a_stored_capture_is_searched_without_a_run(tmp_path: Path) -> None:
     captured = capture_target(str(write_deep_net(tmp_path, LOUD)), "candidate", tmp_path / "run")
     result = searched(write_deep_net(tmp_path, NEVER), capture=captured)
     assert named(result) == "layers.7.down"
-    assert result.bisection.cost.runs == 0
+    assert result.cost.runs == 0
 
 
 def test_a_stored_capture_of_boundaries_alone_names_the_block(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_stored_capture_of_boundaries_alone_names_the_block(tmp_path: Path) ->
     captured = capture_target(str(port), "candidate", tmp_path / "run", exclude=("layers.*.*",))
     result = searched(write_deep_net(tmp_path, NEVER), capture=captured)
     assert (result.verdict, named(result)) == (Verdict.DIVERGENT, "layers.7")
-    assert any("the search ends here" in note for note in result.bisection.outcome.notes)
+    assert any("the search ends here" in note for note in result.outcome.notes)
 
 
 def test_a_stored_capture_that_holds_too_little_is_inconclusive(tmp_path: Path) -> None:
@@ -192,9 +192,7 @@ def test_a_stored_capture_that_holds_too_little_is_inconclusive(tmp_path: Path) 
     captured = capture_target(str(port), "candidate", tmp_path / "run", exclude=("layers.*.*",))
     result = searched(port, capture=captured)
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 3)
-    assert any(
-        "holds nothing of the inside of layers.0" in why for why in result.bisection.outcome.why_inconclusive
-    )
+    assert any("holds nothing of the inside of layers.0" in why for why in result.outcome.why_inconclusive)
 
 
 def test_a_model_without_repeated_layers_is_looked_at_in_one_step(tmp_path: Path) -> None:
@@ -221,7 +219,7 @@ def Net():
     spoil = LOUD.replace("7", "3")
     result = searched(write_deep_net(tmp_path, spoil, changes=hides))
     assert named(result) == "layers.3.down"
-    assert result.bisection.path[0].verdict == "beyond the noise from layers.3 on"
-    assert any("but not all" in note for note in result.bisection.outcome.notes)
-    inside = next(step for step in result.bisection.path if step.name == "inside")
+    assert result.path[0].verdict == "beyond the noise from layers.3 on"
+    assert any("but not all" in note for note in result.outcome.notes)
+    inside = next(step for step in result.path if step.name == "inside")
     assert inside.modules == ("layers.2", "layers.3")

@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from validator import cli
-from validator.bisecting.path import Bisection, Claim, Cost, Step
+from validator.bisecting.path import Claim, Cost, Step
 from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Outcome, Verdict
 from validator.errors import UsageError
 from validator.report.bisection import BisectionResult
@@ -64,7 +65,7 @@ def result(verdict: Verdict, *, ranks: int = 1) -> BisectionResult:
         run={"candidate": {"parallelism": {"world_size": ranks}}},
     )
     claim = Claim(finding=FINDING, before=BEFORE) if is_found else None
-    return BisectionResult(Bisection(outcome=outcome, path=STEPS, cost=COST, claim=claim))
+    return BisectionResult(outcome, STEPS, COST, claim)
 
 
 class Api(types.ModuleType):
@@ -112,9 +113,20 @@ def test_it_prints_the_path_its_cost_and_what_was_verified(api: Api) -> None:
     words = ("boundaries", "5 modules: all but the", "200 kB", "inside", "8 modules:", "1.3 MB")
     assert [word for word in words if word not in printed] == []
     assert printed.startswith("divergent: first at layers.7, into down")
-    assert "cost: 2 candidate runs, 1.5 MB captured, 1.3 MB at a time" in printed
+    assert "cost 2 candidate runs, 1.5 MB captured, 1.3 MB at a time" in printed
     assert "a capture of everything takes 1 run and about 15 MB (10.0% of that were captured)" in printed
-    assert "layers.7, into down is off, and the edge before it, layers.7.up, is aligned" in printed
+    assert "verified on the candidate's own inputs layers.7, into down is off, and the edge" in printed
+    assert "before it, layers.7.up, is aligned" in printed
+
+
+def test_an_edge_that_is_off_and_the_one_before_it_are_told_apart(api: Api) -> None:
+    before = replace(BEFORE, module=FINDING.module, into=FINDING.into, path="mask", check=Check.EXACT)
+    found = replace(FINDING, path="x")
+    outcome = Outcome(verdict=Verdict.DIVERGENT, findings=(found,), judgements=(before,))
+    api.says = BisectionResult(outcome, STEPS, COST, Claim(finding=found, before=before))
+    printed = " ".join(run("port.py").stdout.split())
+    assert "layers.7, into down [x] (wiring) is off, and" in printed
+    assert "the edge before it, layers.7, into down [mask] (exact), is aligned" in printed
 
 
 def test_the_cost_on_several_ranks_is_no_share_of_what_one_rank_holds(api: Api) -> None:
@@ -156,10 +168,13 @@ def test_a_page_shows_the_path_and_what_each_edge_looks_like(api: Api, tmp_path:
     assert "cost: 2 candidate runs" in page
 
 
-def test_a_swap_has_no_page(api: Api, tmp_path: Path) -> None:
-    found = run("port.py", "--swap", "--html", tmp_path / "page.html")
-    assert found.exit_code == 2
-    assert found.stderr == "error: --html shows the edges that a search judged, and --swap judges none\n"
+def test_a_table_and_a_summary_are_written_as_of_any_result(api: Api, tmp_path: Path) -> None:
+    table, summary = tmp_path / "edges.csv", tmp_path / "summary.md"
+    assert run("port.py", "--csv", table, "--markdown", summary).exit_code == 1
+    assert table.read_text().splitlines()[1].startswith("layers.7.up,")
+    text = summary.read_text()
+    assert text.startswith("### divergent: first at layers.7, into down\n")
+    assert "| boundaries | 5 modules: all but the insides of 2 blocks | 1 | 200 kB |" in text
 
 
 def test_json_has_the_path_the_cost_and_the_claim(api: Api, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def first(result: BisectionResult) -> Finding:
 
 
 def steps(result: BisectionResult) -> list[tuple[str, tuple[str, ...]]]:
-    return [(step.name, step.modules) for step in result.bisection.path]
+    return [(step.name, step.modules) for step in result.path]
 
 
 def test_a_guilty_block_that_the_boundaries_point_at_is_not_taken_for_the_first(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_guilty_block_that_the_boundaries_point_at_is_not_taken_for_the_first(
         ("inside", ("layers.1",)),
     ]
     assert {finding.module for finding in result.findings} >= {"layers.1.down", "layers.4.down"}
-    claim = result.bisection.claim
+    claim = result.claim
     assert claim is not None
     assert (claim.inside, claim.as_functions) == (0, 1)
     assert "1 block before it is aligned as one function" in " ".join(str(result).split())
@@ -95,7 +95,7 @@ def test_an_operator_of_a_blocks_own_code_is_named_and_reproduced(tmp_path: Path
     assert (found.module, found.into) == ("layers.2", "layers.2.down")
     assert found.op in {"relu", "silu"}
     assert [name for name, _ in steps(result)][-1] == "operators", "the reproducer took no further run"
-    assert any("reproduces the operator" in note for note in result.bisection.outcome.notes)
+    assert any("reproduces the operator" in note for note in result.outcome.notes)
     assert shown(tmp_path / "made", tmp_path) == 1
 
 
@@ -114,8 +114,8 @@ def scaled(self, input_ids):
     result = bisect_target(str(write_deep_net(tmp_path, spoil, layers=4, changes=changes)))
     found = first(result)
     assert (found.module, found.into, found.op) == ("", "head", "mul")
-    assert result.bisection.path[-1].verdict == "divergent: mul"
-    assert [step.captured for step in result.bisection.path if step.runs] == [8, 8]
+    assert result.path[-1].verdict == "divergent: mul"
+    assert [step.captured for step in result.path if step.runs] == [8, 8]
 
 
 def test_modules_with_other_names_are_captured_by_those(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_modules_with_other_names_are_captured_by_those(tmp_path: Path) -> None:
     assert shown(tmp_path / "made", tmp_path) == 1
     only = bisect_target(str(port), module="layers.2.norm")
     assert first(only).candidate_module == "tiles.2.pre"
-    assert [step.captured for step in only.bisection.path if step.name == "inside"] == [1]
+    assert [step.captured for step in only.path if step.name == "inside"] == [1]
 
 
 def test_a_reproducer_can_be_had_from_a_stored_capture_and_of_a_wrong_weight(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_reproducer_can_be_had_from_a_stored_capture_and_of_a_wrong_weight(tmp
     assert first(result).module == "layers.1.down"
     assert shown(tmp_path / "made", tmp_path) == 1
     healthy = bisect_target(str(write_deep_net(tmp_path, layers=2)), repro=tmp_path / "none")
-    assert "no reproducer: nothing was found" in healthy.bisection.outcome.notes
+    assert "no reproducer: nothing was found" in healthy.outcome.notes
     assert not (tmp_path / "none").exists()
 
 

@@ -81,8 +81,8 @@ def test_a_planted_fault_is_named_with_its_operator(
     assert found.module == module
     assert found.op is not None, str(result)
     assert found.op in ops
-    assert [step.name for step in result.bisection.path][-1] == "operators"
-    assert any("a fault was planted" in note for note in result.bisection.outcome.notes)
+    assert [step.name for step in result.path][-1] == "operators"
+    assert any("a fault was planted" in note for note in result.outcome.notes)
 
 
 def test_a_fault_of_decode_steps_is_named_as_check_names_it(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_fault_of_decode_steps_is_named_as_check_names_it(tmp_path: Path) -> N
     assert checked is not None
     assert (found.call, found.step, found.where) == (checked.call, checked.step, checked.where)
     assert "first in step" in found.summary
-    assert [step.name for step in result.bisection.path][-1] == "operators"
+    assert [step.name for step in result.path][-1] == "operators"
     assert found.op == "scaled_dot_product_attention"
 
 
@@ -141,4 +141,4 @@ def test_a_fault_of_one_of_two_ranks_is_found(tmp_path: Path) -> None:
     result = searched(write_deep_net(tmp_path, layers=8, changes=SPLIT), nproc=2)
     found = first(result)
     assert (found.module, found.rank) == ("layers.5.up", 1)
-    assert result.bisection.cost.runs == sum(step.runs for step in result.bisection.path) <= 3
+    assert result.cost.runs == sum(step.runs for step in result.path) <= 3

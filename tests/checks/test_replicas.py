@@ -162,6 +162,7 @@ def test_an_edge_that_another_check_found_is_not_found_twice() -> None:
         verdict=Verdict.DIVERGENT,
         arm=Arm.MAX,
         summary="",
+        order=1,
         evidence=Evidence(),
     )
     judgements, findings = check_replicas(chain(at="second"), [found], [])

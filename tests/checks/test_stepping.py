@@ -108,6 +108,7 @@ def finding(**changes: Any) -> Finding:
         verdict=Verdict.DIVERGENT,
         arm=Arm.MAX,
         summary="layer: wrong",
+        order=1,
         evidence=Evidence(),
         call=1,
         **changes,

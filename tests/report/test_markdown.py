@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from tests.report.results import probe_result, search_result, swap_result
 from validator.checks.findings import Outcome
 from validator.escapes import printable
-from validator.report.markdown import code, prose, to_markdown
+from validator.report.markdown import MOST_CHARACTERS, code, prose, to_markdown
 from validator.report.result import Result
 from validator.report.screen import Column, Kind, Row, Screen, Section, Table
+from validator.report.shown import Shown
 
 GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 HOSTILE = [
@@ -145,5 +148,53 @@ def test_a_healthy_result_has_no_table_of_findings(aligned: Outcome) -> None:
 def test_of_many_findings_the_first_are_shown_and_all_counted(divergent: Outcome) -> None:
     many = tuple(replace(divergent.findings[0], module=f"m{i}") for i in range(60))
     text = Result(replace(divergent, findings=many)).to_markdown()
-    assert "**60 findings, of which 50 are shown**" in text
-    assert text.count("| `m") == 50
+    opened, folded = text.split("<details><summary>the next 40, and 10 more in the JSON</summary>")
+    assert "**60 findings**" in opened
+    assert (opened.count("| `m"), folded.count("| `m")) == (10, 40)
+
+
+FULL = "|`<&>\\\n@#" * 1000
+"""Every character of it is written as several."""
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_a_comment_is_never_longer_than_github_allows(is_folded: bool) -> None:
+    columns = (Column(name=FULL, kind=Kind.NAME), Column(name=FULL))
+    table = Table(title=FULL, columns=columns, rows=((FULL, FULL),) * 100, folded=is_folded)
+    rows = (Row(label=FULL, text=FULL), Row(text=FULL, command=True))
+    last = Section(title="last", rows=(Row(label="note", text="it is kept"),))
+    text = to_markdown(
+        Screen(headline=FULL, style="", sections=(table, Section(title=FULL, rows=rows), last))
+    )
+    assert 0.8 * MOST_CHARACTERS < len(text) <= MOST_CHARACTERS
+    rendered = GITHUB.render(text)
+    assert "it is kept" in rendered
+    shown = rendered.count("</tr>") - 1
+    assert f"\n<p>... and {100 - shown} more, which a comment has no room for</p>" in rendered
+    assert rendered.count("<details>") == rendered.count("</details>") == is_folded
+
+
+def test_what_leaves_no_room_for_a_line_is_left_out_whole() -> None:
+    columns = tuple(Column(name="n" * 400) for _ in range(200))
+    wide = Table(title="wide", columns=columns, rows=(("",) * 200,))
+    note = Section(rows=(Row(text="it is kept"),))
+    text = to_markdown(Screen(headline="h", style="", sections=(wide, note)))
+    assert text == "### h\n\n- it is kept\n"
+
+
+@hostile
+@pytest.mark.parametrize("made", [search_result, swap_result, probe_result])
+def test_names_in_any_result_are_text(made: Callable[[str], Shown], text: str) -> None:
+    rendered = GITHUB.render(made(text).to_markdown())
+    own = {"h3", "p", "strong", "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "code"}
+    assert set(re.findall(r"<(\w+)", rendered)) <= own | {"details", "summary"}
+    headline = re.search(r"<h3>(.*)</h3>", rendered)
+    assert headline
+    assert html.unescape(headline[1]).replace("\u200b", "").find(printable(text).strip()) >= 0
+
+
+def test_names_in_a_result_call_no_user_and_no_issue() -> None:
+    text = search_result("@octocat#12").to_markdown()
+    outside_code = re.sub(r"`[^`]*`", "", text)
+    assert "octocat" in outside_code
+    assert not re.search(r"@o|#1", outside_code)

@@ -15,12 +15,16 @@ def candidate():
 """
 
 
-def test_the_command_names_the_module_and_exits_with_1(tmp_path: Path) -> None:
-    port = write_port(tmp_path, SPOILED)
-    ran = CliRunner().invoke(app, ["bisect", str(port), "--swap", "--json", str(tmp_path / "swap.json")])
+def test_the_command_names_the_module_in_every_form_and_exits_with_1(tmp_path: Path) -> None:
+    paths = {option: tmp_path / f"swap.{option}" for option in ("json", "html", "csv", "markdown")}
+    options = [word for option, path in paths.items() for word in (f"--{option}", str(path))]
+    ran = CliRunner().invoke(app, ["bisect", str(write_port(tmp_path, SPOILED)), "--swap", *options])
     assert ran.exit_code == 1, ran.output
     assert ran.stdout.startswith("divergent: up explains a mean KL of")
-    assert '"set": [\n    "up"\n  ]' in (tmp_path / "swap.json").read_text()
+    assert '"set": [\n    "up"\n  ]' in paths["json"].read_text()
+    assert paths["markdown"].read_text().startswith("### divergent: up explains a mean KL of")
+    assert "up explains a mean KL of" in paths["html"].read_text()
+    assert paths["csv"].read_text().splitlines()[1].startswith("0,up,")
 
 
 @pytest.mark.parametrize(

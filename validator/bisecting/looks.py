@@ -119,9 +119,8 @@ class Looker:
         return names.get(fqn, "")
 
     def _kept(self, key: str, look: Callable[[], Look]) -> Look:
-        kept = self.state.get(key)
-        if kept is not None:
-            found = Look.from_json(kept)
+        found = self.state.get(key, Look.from_json)
+        if found is not None:
             self.remembered += () if found.step in self.remembered else (found.step,)
             return found
         kept = look().to_json()

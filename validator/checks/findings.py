@@ -1,7 +1,7 @@
 """What the checks say: findings, the judgement of every edge, and the outcome of a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,7 @@ from validator.displayed import Displayed
 __all__ = [
     "Arm",
     "Check",
+    "EdgeVerdict",
     "Evidence",
     "Finding",
     "Judgement",
@@ -102,41 +103,18 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding(Displayed):
-    """An edge that rounding can't explain, in the JSON schema's words (DESIGN.md).
+class EdgeVerdict:
+    """What was said of which edge: what a judgement and a finding have in common.
 
     Attributes:
-        step: where several steps were judged as one call, that in which the first element outside is.
-    """
-
-    module: str
-    candidate_module: str
-    check: Check
-    verdict: Verdict
-    arm: Arm
-    summary: str
-    evidence: Evidence
-    into: str | None = None
-    path: str = ""
-    op: str | None = None
-    call: int = 0
-    rank: int | None = None
-    where: Mapping[str, Any] = field(default_factory=dict)
-    recipe: str | None = None
-    signature: Signature | None = None
-    order: int = 0
-    step: StepTokens | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What was said of one edge, aligned or not: a row of the frame.
-
-    Attributes:
-        smallest_gain: of an aligned edge that rounding explains, the smallest `g` for which `(1 + g) y` on
-            the whole edge would have shown under `recipe`; inf where none would. None for other edges.
-        profile: what the edge looks like; None where that was not asked for, and where a choice, a parameter,
-            copies or a pair were judged.
+        module: fqn in the reference's names, and `candidate_module` in the candidate's.
+        order: place in the order of execution; parameters come before 0.
+        into: fqn of the child whose input it is; None for what the module itself gives.
+        path: in the inputs or outputs; the name of a parameter.
+        call: n-th call of the module.
+        rank: the one rank that it is about, or None.
+        arm: the rule that fired; None where none did.
+        recipe: the recipe behind the verdict; None where nothing is computed.
     """
 
     module: str
@@ -151,10 +129,51 @@ class Judgement:
     rank: int | None = None
     arm: Arm | None = None
     recipe: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(EdgeVerdict, Displayed):
+    """An edge that rounding can't explain, in the JSON schema's words (DESIGN.md).
+
+    Attributes:
+        op: aten name of the guilty operator, or None.
+        where: the places of the elements outside, by the meaning of the dim.
+        step: where several steps were judged as one call, that in which the first element outside is.
+    """
+
+    arm: Arm
+    summary: str
+    op: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    signature: Signature | None = None
+    step: StepTokens | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement(EdgeVerdict):
+    """What was said of one edge, aligned or not: a row of the frame.
+
+    Attributes:
+        smallest_gain: of an aligned edge that rounding explains, the smallest `g` for which `(1 + g) y` on
+            the whole edge would have shown under `recipe`; inf where none would. None for other edges.
+        profile: what the edge looks like; None where that was not asked for, and where a choice, a parameter,
+            copies or a pair were judged.
+    """
+
     dtype: str = ""
     note: str = ""
     smallest_gain: float | None = None
     profile: Profile | None = field(default=None, repr=False)
+
+    def found(self, *, summary: str, **more: Any) -> Finding:
+        """Return the finding that this judgement comes to.
+
+        Args:
+            summary: what is wrong, in one sentence.
+            more: what else is known of the finding, by field; it goes before what was judged.
+        """
+        judged = {one.name: getattr(self, one.name) for one in fields(EdgeVerdict)}
+        return Finding(**{**judged, **more, "summary": summary})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

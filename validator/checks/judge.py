@@ -249,10 +249,9 @@ def judge_constant(
 ) -> Gain | None:
     """Estimate by which relative amount a constant of the code is off, and say whether that is a fault.
 
-    The difference is regressed on the direction in which the edge would move with the constant: the gain
-        test of section 5 with `dy / d log(constant)` in the place of `y`. It sees an attention scale that
-        is off by 1% in
-    bfloat16, where each element moves by less than the rounding of the probabilities allows.
+    The difference is regressed on the direction in which the edge would move with the constant: the gain test
+    of section 5 with `dy / d log(constant)` in the place of `y`. It sees an attention scale that is off by 1%
+    in bfloat16, where each element moves by less than the rounding of the probabilities allows.
 
     Args:
         exact: `[*]` float64, the oracle's value.

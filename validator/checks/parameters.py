@@ -227,18 +227,9 @@ def _absent(name: str, tensor: Tensor, trace: Trace) -> _Comparison | str | None
 
 
 def _finding(judgement: Judgement, result: _Comparison) -> Finding:
-    return Finding(
-        module=judgement.module,
-        candidate_module=judgement.candidate_module,
-        check=Check.PARAMETER,
-        path=judgement.path,
-        verdict=result.verdict,
-        arm=Arm.EXACT,
-        rank=result.rank,
+    return judgement.found(
         where=result.where,
         signature=result.signature,
-        evidence=result.evidence,
-        order=judgement.order,
         summary=result.summary
         or summarise(
             module=judgement.module,

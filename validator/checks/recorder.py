@@ -140,21 +140,12 @@ class Recorder:
             return
         if child is None and check in (Check.FUNCTION, Check.WIRING):
             self.guilty[call.module, call.n, edge.path] = _flat(assessment.outside, edge.cand.data.shape)
-        self.findings.append(self._finding(code, edge, ruling, verdict, child=child, rank=rank))
+        self.findings.append(self._finding(code, edge, ruling, judgement))
 
-    def _finding(
-        self,
-        code: Code,
-        edge: CodeEdge,
-        ruling: Ruling,
-        verdict: Verdict,
-        *,
-        child: str | None,
-        rank: int | None,
-    ) -> Finding:
-        assessment, check, recipe = ruling.assessment, ruling.check, ruling.recipe
+    def _finding(self, code: Code, edge: CodeEdge, ruling: Ruling, judgement: Judgement) -> Finding:
+        """Return what a judgement comes to, with what the edge looks like."""
+        assessment, call = ruling.assessment, code.call
         assert assessment.arm is not None
-        call = code.call
         signature = hypothesis(
             code,
             edge,
@@ -164,42 +155,32 @@ class Recorder:
             bench=self.bench,
             trace=self.trace,
             view=self.view,
-            reductions=0 if edge.into is not None or check is Check.PARTIAL else len(call.partials),
+            reductions=0 if edge.into is not None or ruling.check is Check.PARTIAL else len(call.partials),
         )
+        rank = judgement.rank
         if rank is None and edge.into is None:
             rank = rank_of(call, signature, self.trace)
         where = places(assessment.outside, edge.cand)
         op = ruling.op
         if assessment.constant is not None and (op is None or code.log is None):
             op = assessment.constant.op
-        return Finding(
-            module=call.module,
-            candidate_module=call.candidate_module,
-            check=check,
-            into=child,
-            path=edge.path,
-            call=call.n,
+        return judgement.found(
             rank=rank,
-            verdict=verdict,
-            arm=assessment.arm,
-            recipe=None if recipe is None else recipe.name,
             op=op,
             where=where,
             signature=signature,
-            evidence=assessment.evidence,
-            order=edge.order,
             step=first_step(call, assessment.outside, edge.cand, self.trace),
             summary=summarise(
-                module=call.module,
-                check=check,
-                into=child,
-                path=edge.path,
+                module=judgement.module,
+                check=judgement.check,
+                into=judgement.into,
+                path=judgement.path,
                 rank=rank,
                 arm=assessment.arm,
-                recipe=recipe if verdict is Verdict.UNDECLARED_PRECISION else None,
+                recipe=ruling.recipe if judgement.verdict is Verdict.UNDECLARED_PRECISION else None,
                 op=op,
                 is_inside=code.log is not None,
-                evidence=assessment.evidence,
+                evidence=judgement.evidence,
                 signature=signature,
                 where=where,
             ),

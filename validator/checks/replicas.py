@@ -54,9 +54,10 @@ def check_replicas(
             parts_here = is_given_alike and is_inside_alike and call.module not in tainted_parameters
             if not parts_here:
                 continue
-            judgements.append(_judgement(call, edge, edge.disagreeing))
+            judgement = _judgement(call, edge, edge.disagreeing)
+            judgements.append(judgement)
             if (call.module, call.n) not in named:
-                findings.append(_finding(call, edge, dict(zip(trace.views, errors, strict=False))))
+                findings.append(_finding(judgement, edge, dict(zip(trace.views, errors, strict=False))))
     return judgements, findings
 
 
@@ -75,11 +76,11 @@ def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Ju
     )
 
 
-def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Finding:
+def _finding(judgement: Judgement, edge: Edge, errors: Mapping[View, Errors]) -> Finding:
     differing = edge.disagreeing if edge.odd_rank is None else (edge.odd_rank,)
     base = min(_holders(edge, differing[0]) - set(differing))
     if edge.one_in == NOTHING:
-        return _unread(call, edge, differing, base)
+        return _unread(judgement, edge, differing, base)
     first = edge.read(View(ranks=(base,))).data
     other = edge.read(View(ranks=differing[:1]))
     differs = (first != other.data) & ~(first.isnan() & other.data.isnan())
@@ -88,7 +89,9 @@ def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Find
     ranks = ", ".join(map(str, differing))
     rank = edge.odd_rank
     if rank is None:
-        rank = _further_rank((call.module, call.n, edge.path), (base, differing[0]), differs, errors)
+        rank = _further_rank(
+            (judgement.module, judgement.call, edge.path), (base, differing[0]), differs, errors
+        )
     evidence = Evidence(
         outside=count,
         elements=differs.numel(),
@@ -98,21 +101,13 @@ def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Find
         reference=float(first[worst]) if worst else None,
         candidate=float(other.data[worst]) if worst else None,
     )
-    return Finding(
-        module=call.module,
-        candidate_module=call.candidate_module,
-        check=Check.REPLICA,
-        path=edge.path,
-        call=call.n,
+    return judgement.found(
         rank=rank,
-        verdict=Verdict.DIVERGENT,
-        arm=Arm.EXACT,
-        order=call.order,
         evidence=evidence,
         summary=(
-            f"{call.module or 'the model'}: the output should be the same on every rank, but rank {ranks} "
-            f"differs from rank {base} in {count} of {torch.Size(edge.shape).numel()} elements, although "
-            "what went in was the same"
+            f"{judgement.module or 'the model'}: the output should be the same on every rank, but rank "
+            f"{ranks} differs from rank {base} in {count} of {torch.Size(edge.shape).numel()} elements, "
+            "although what went in was the same"
             + (
                 ""
                 if rank is None or edge.odd_rank is not None
@@ -122,21 +117,12 @@ def _finding(call: TraceCall, edge: Edge, errors: Mapping[View, Errors]) -> Find
     )
 
 
-def _unread(call: TraceCall, edge: Edge, differing: Sequence[int], base: int) -> Finding:
+def _unread(judgement: Judgement, edge: Edge, differing: Sequence[int], base: int) -> Finding:
     """Return the finding of copies whose values are not stored."""
-    return Finding(
-        module=call.module,
-        candidate_module=call.candidate_module,
-        check=Check.REPLICA,
-        path=edge.path,
-        call=call.n,
+    return judgement.found(
         rank=edge.odd_rank,
-        verdict=Verdict.DIVERGENT,
-        arm=Arm.EXACT,
-        order=call.order,
-        evidence=Evidence(shape=edge.shape),
         summary=(
-            f"{call.module or 'the model'}: the output should be the same on every rank, but by their "
+            f"{judgement.module or 'the model'}: the output should be the same on every rank, but by their "
             f"checksums rank {', '.join(map(str, differing))} differs from rank {base}, although what went "
             "in was the same"
         ),

@@ -5,7 +5,7 @@ from typing import Any
 
 from validator.checks.findings import Arm, Check, Evidence, Signature
 from validator.checks.signatures import signature_words
-from validator.numerics.recipes import Recipe
+from validator.numerics.recipes import RECIPES, Recipe
 
 __all__ = ["summarise"]
 
@@ -34,6 +34,11 @@ def summarise(
     }.get(check, f"{name}: what goes into {into}" if into is not None else f"{name}: the output")
     on_rank = "" if rank is None else f" on rank {rank}"
     share = f"{evidence.outside} of {evidence.elements} elements"
+    if recipe is not None and _is_of_cache(recipe):
+        return (
+            f"{subject}{on_rank} is explained by attention that reads {_cache(recipe)}, which was not "
+            f"declared (declare it by recipe = {recipe.declaration})"
+        )
     if recipe is not None:
         by = f"the recipe {recipe.name!r} alone{'' if op is None else f' (in {op})'}"
         return f"{subject}{on_rank} is explained by {by}, which was not declared"
@@ -64,6 +69,28 @@ def summarise(
     inside = f"; {op} is the first operator inside that is wrong" if op is not None and is_inside else ""
     hint = "" if signature is None else f"; looks like {signature_words(signature)}"
     return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{inside}{hint}"
+
+
+_SHARED = {
+    "tensor": "a scale for all keys of a module, and one for all values",
+    "head": "a scale for each head",
+    "token": "a scale for each token",
+    None: "a scale for each head of each token",
+}
+
+
+def _is_of_cache(recipe: Recipe) -> bool:
+    """Tell whether it is the cache that a recipe allows beyond what was declared."""
+    return recipe.name in RECIPES and RECIPES[recipe.name].cache != "storage"
+
+
+def _cache(recipe: Recipe) -> str:
+    scale = recipe.cache_scale
+    if isinstance(scale, tuple):
+        return f"a cache of {recipe.cache} codes"
+    if isinstance(scale, float | int):
+        return f"a cache of {recipe.cache} codes, at scale {scale:g}"
+    return f"a cache of {recipe.cache} codes, with {_SHARED[scale]}"
 
 
 def _list(values: list[int]) -> str:

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -123,6 +122,9 @@ def check(
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="The bits must be those of the recorded candidate.")
     ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="Judge each module by itself too, with the target's reference.")
+    ] = False,
     capture: Annotated[
         Path | None, typer.Option("--capture", metavar="NAME", help="Judge this capture; run no candidate.")
     ] = None,
@@ -142,8 +144,8 @@ def check(
     """
     with one_message():
         place = _folder(folder)
-        others = {"the target": target, "the figures": figures, "the capture": capture}
-        _clear(json_path, place, others)
+        read = {"the target": target, "the figures": figures, "the capture": capture}
+        clear({"--json": json_path}, read={"the baselines": place, **read})
     with one_message(json_path):
         _one_of(target, figures)
         with target_output_on_stderr():
@@ -167,6 +169,7 @@ def check(
                     ),
                     capture=capture,
                     demands_bits=bitwise,
+                    by_edge=edges,
                 )
         if json_path is not None:
             write_json(json_path, result.to_json())
@@ -180,7 +183,7 @@ def list_(folder: Baselines = None, json_path: JsonFile = None) -> None:
     """List the baselines of a folder."""
     with one_message():
         place = _folder(folder)
-        _clear(json_path, place)
+        clear({"--json": json_path}, read={"the baselines": place})
     with one_message(json_path):
         from validator.baselines.listing import listing, listing_json
 
@@ -195,7 +198,7 @@ def show_(name: Name, folder: Baselines = None, json_path: JsonFile = None) -> N
     """Show what a baseline holds, and how it came about."""
     with one_message():
         place = _folder(folder)
-        _clear(json_path, place)
+        clear({"--json": json_path}, read={"the baselines": place})
     with one_message(json_path):
         from validator.baselines.listing import shown
         from validator.baselines.store import read_baseline
@@ -215,15 +218,6 @@ def _folder(given: Path | None) -> Path:
     from validator.testing.settings import configured
 
     return configured(Path.cwd()).baselines
-
-
-def _clear(
-    json_path: str | None, folder: Path, others: Mapping[str, str | Path | None] | None = None
-) -> None:
-    """Refuse a file for the result that is one of those that are read."""
-    if json_path not in (None, "-"):
-        read = {name: path for name, path in (others or {}).items() if path is not None}
-        clear("--json", Path(json_path), {"the baselines": folder, **read})
 
 
 def _one_of(target: str | None, figures: Path | None) -> None:

@@ -1,15 +1,18 @@
 """`validator bisect`: the first layer that goes wrong, then the module in it, then the operator."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from validator.commands.files import ResultFiles
 from validator.commands.options import (
+    CsvFile,
     Device,
     Dtype,
     HtmlFile,
     JsonFile,
+    MarkdownFile,
     Nproc,
     Plant,
     RecipeName,
@@ -17,9 +20,11 @@ from validator.commands.options import (
     TensorParallel,
     Timeout,
 )
-from validator.commands.running import clear, one_message, write_json, writing
-from validator.errors import UsageError
-from validator.terminal import progress_bars, show, target_output_on_stderr
+from validator.commands.running import one_message
+from validator.terminal import progress_bars, target_output_on_stderr
+
+if TYPE_CHECKING:
+    from validator.report.shown import Shown
 
 __all__ = ["bisect"]
 
@@ -40,6 +45,8 @@ def bisect(
     ] = None,
     json_path: JsonFile = None,
     html_path: HtmlFile = None,
+    csv_path: CsvFile = None,
+    markdown_path: MarkdownFile = None,
     keep: Annotated[
         Path | None,
         typer.Option("--keep", metavar="FOLDER", help="Keep each step here, and go on from what is there."),
@@ -83,21 +90,19 @@ def bisect(
     smallest set of modules that many small errors come from. Loading a target runs its code. Exit codes: 0
     aligned, 1 divergent or undeclared precision, 2 could not compare, 3 inconclusive.
     """
-    if json_path not in (None, "-"):
-        with one_message():
-            clear("--json", Path(json_path), {"the target": target})
-    is_swapping = swap or options is not None or metric is not None or limit is not None
-    if html_path is not None:
-        with one_message(json_path):
-            if is_swapping:
-                raise UsageError("--html shows the edges that a search judged, and --swap judges none")
-            clear("--html", html_path, {"the target": target})
-    if is_swapping:
-        with one_message(json_path):
-            with target_output_on_stderr(), progress_bars() as progress:
+    files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
+    with one_message():
+        files.clear(
+            read={"the target": target, "the capture": capture, "the options": options},
+            folders={"--keep": keep, "--repro": repro},
+        )
+    result: Shown
+    with one_message(json_path):
+        with target_output_on_stderr(), progress_bars() as progress:
+            if swap or options is not None or metric is not None or limit is not None:
                 from validator.target_swap import swap_target
 
-                swapped = swap_target(
+                result = swap_target(
                     target,
                     is_asked=swap,
                     nproc=nproc,
@@ -116,36 +121,24 @@ def bisect(
                     keep=keep,
                     repro=repro,
                 )
-            if json_path is not None:
-                write_json(json_path, swapped.to_json())
-            if json_path != "-":
-                show(swapped)
-        raise typer.Exit(swapped.exit_code)
-    with one_message(json_path):
-        with target_output_on_stderr(), progress_bars() as progress:
-            from validator.api import bisect_target
+            else:
+                from validator.api import bisect_target
 
-            result = bisect_target(
-                target,
-                nproc=nproc,
-                device=device,
-                dtype=dtype,
-                tp=tp,
-                recipe=recipe,
-                module=module,
-                capture=capture,
-                keep=keep,
-                timeout_s=timeout,
-                plant=plant,
-                repro=repro,
-                profiles=html_path is not None,
-                progress=progress,
-            )
-        if json_path is not None:
-            write_json(json_path, result.to_json())
-        if html_path is not None:
-            with writing("--html", html_path):
-                result.write_html(html_path)
-        if json_path != "-":
-            show(result)
+                result = bisect_target(
+                    target,
+                    nproc=nproc,
+                    device=device,
+                    dtype=dtype,
+                    tp=tp,
+                    recipe=recipe,
+                    module=module,
+                    capture=capture,
+                    keep=keep,
+                    timeout_s=timeout,
+                    plant=plant,
+                    repro=repro,
+                    profiles=html_path is not None,
+                    progress=progress,
+                )
+        files.hand_out(result)
     raise typer.Exit(result.exit_code)

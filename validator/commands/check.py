@@ -24,7 +24,7 @@ from validator.commands.options import (
     Timeout,
 )
 from validator.commands.running import one_message
-from validator.terminal import progress_bars, show, target_output_on_stderr
+from validator.terminal import progress_bars, target_output_on_stderr
 
 __all__ = ["check"]
 
@@ -65,7 +65,10 @@ def check(
     """
     files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
     with one_message():
-        files.clear({"the target": target})
+        files.clear(
+            read={"the target": target, "the capture": capture},
+            folders={"--keep": keep, "--repro": repro},
+        )
     with one_message(json_path):
         with target_output_on_stderr(), progress_bars() as progress:
             from validator.api import check_target
@@ -88,7 +91,5 @@ def check(
                 profiles=html_path is not None,
                 progress=progress,
             )
-        files.write(result)
-        if json_path != "-":
-            show(result)
+        files.hand_out(result)
     raise typer.Exit(result.exit_code)

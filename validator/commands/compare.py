@@ -8,7 +8,6 @@ import typer
 from validator.commands.files import ResultFiles
 from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile
 from validator.commands.running import one_message
-from validator.terminal import show
 
 __all__ = ["compare"]
 
@@ -29,12 +28,10 @@ def compare(
     captures = {"the reference's capture": reference, "the candidate's capture": candidate}
     files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
     with one_message():
-        files.clear(captures)
+        files.clear(read=captures)
     with one_message(json_path):
         from validator.api import compare as compare_captures
 
         result = compare_captures(ref=reference, cand=candidate)
-        files.write(result)
-        if json_path != "-":
-            show(result)
+        files.hand_out(result)
     raise typer.Exit(result.exit_code)

@@ -44,9 +44,8 @@ def day0(
 
     Exit codes: 0 all passed, 1 a stage failed, 2 one could not run, 3 one is left undecided.
     """
-    if json_path not in (None, "-"):
-        with one_message():
-            clear("--json", Path(json_path), {"the target": target})
+    with one_message():
+        clear({"--json": json_path}, read={"the target": target}, folders={"--keep": keep})
     with one_message(json_path):
         with target_output_on_stderr(), progress_bars() as progress:
             from validator.day0.running import run_day0

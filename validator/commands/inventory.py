@@ -1,7 +1,5 @@
 """`validator inventory`: what a target's models consist of."""
 
-from pathlib import Path
-
 import typer
 
 from validator.commands.options import Device, Dtype, JsonFile, Nproc, Target, TensorParallel, Timeout
@@ -24,9 +22,8 @@ def inventory(
 
     Exit codes: 0 listed, 1 a parameter has no value or is NaN, 2 could not build them.
     """
-    if json_path not in (None, "-"):
-        with one_message():
-            clear("--json", Path(json_path), {"the target": target})
+    with one_message():
+        clear({"--json": json_path}, read={"the target": target})
     with one_message(json_path):
         with target_output_on_stderr():
             from validator.inventory import inventory_of

@@ -98,7 +98,7 @@ HtmlFile = Annotated[
 ]
 CsvFile = Annotated[
     Path | None,
-    typer.Option("--csv", metavar="FILE", help="Write the figures, one row an edge or tensor."),
+    typer.Option("--csv", metavar="FILE", help="Write the figures as a table, such as one row an edge."),
 ]
 MarkdownFile = Annotated[
     Path | None,

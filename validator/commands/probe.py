@@ -1,12 +1,12 @@
 """`validator probe`: one operator family on inputs chosen to expose its faults."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from validator.commands.options import JsonFile, Timeout
-from validator.commands.running import clear, one_message, write_json
+from validator.commands.files import ResultFiles
+from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile, Timeout
+from validator.commands.running import one_message
 from validator.errors import UsageError
 from validator.terminal import show, target_output_on_stderr
 
@@ -29,6 +29,9 @@ def probe(
         int, typer.Option("--repeat", min=1, metavar="K", help="How often each case is called.")
     ] = 3,
     json_path: JsonFile = None,
+    html_path: HtmlFile = None,
+    csv_path: CsvFile = None,
+    markdown_path: MarkdownFile = None,
     timeout: Timeout = 600,
 ) -> None:
     """Exercise one operator family with inputs on which its faults show.
@@ -43,9 +46,9 @@ def probe(
 
             show(probes_table(shipped()))
         return
-    if json_path not in (None, "-"):
-        with one_message():
-            clear("--json", Path(json_path), {} if name is None else {"the probe": name})
+    files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
+    with one_message():
+        files.clear(read={"the probe": name})
     with one_message(json_path):
         if name is None:
             raise UsageError("name a probe; `validator probe --list` lists those that ship")
@@ -55,8 +58,5 @@ def probe(
 
             outcome = run_probe(name, nproc=nproc, device=device, repeat=repeat, timeout_s=timeout)
             result = ProbeResult(outcome)
-        if json_path is not None:
-            write_json(json_path, result.to_json())
-        if json_path != "-":
-            show(result)
+        files.hand_out(result)
     raise typer.Exit(result.exit_code)

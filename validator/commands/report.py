@@ -10,7 +10,6 @@ from validator.commands.files import ResultFiles
 from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile
 from validator.commands.running import one_message
 from validator.errors import UsageError
-from validator.terminal import show
 
 if TYPE_CHECKING:
     from validator.report.shown import Shown
@@ -42,17 +41,16 @@ def report(
     read = {f"{str(path)!r}, which is to be read": path for path in paths}
     files = ResultFiles(json=json_path, html=html_path, csv=csv_path, markdown=markdown_path)
     with one_message():
-        files.clear(read)
+        files.clear(read=read)
     with one_message(json_path):
         answer = _answer(paths, counts=counts)
-        files.write(answer)
-        if json_path != "-":
-            show(answer)
+        files.hand_out(answer)
     raise typer.Exit(answer.exit_code)
 
 
 def _answer(paths: Sequence[Path], *, counts: bool) -> "Shown":
-    if all(path.suffix == ".json" and path.is_file() for path in paths):
+    others = [path for path in paths if path.suffix != ".json" or path.is_dir()]
+    if not others:
         if counts:
             raise UsageError("--counts reads the values of a capture, and results hold none; leave it out")
         from validator.report.side_by_side import read_runs
@@ -60,8 +58,8 @@ def _answer(paths: Sequence[Path], *, counts: bool) -> "Shown":
         return read_runs(paths)
     if len(paths) > 1:
         raise UsageError(
-            f"report takes one capture, or files NAME.json that check --json wrote, not {str(paths[0])!r} "
-            f"and {len(paths) - 1} more; `validator compare` takes two captures"
+            f"report takes one capture, or files NAME.json that check --json wrote: {str(others[0])!r} is no "
+            f"such file, and is named beside {len(paths) - 1} more; `validator compare` takes two captures"
         )
     from validator.capturing.reader import open_capture
     from validator.report.capture_ranges import ranges_of

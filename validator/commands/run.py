@@ -79,12 +79,11 @@ def run(
     with one_message():
         named = {f"the suite {name}": Path(name.partition("::")[0]) for name in suites or []}
         read = {name: path for name, path in named.items() if path.is_file()}  # beside tests a result may lie
-        if target is not None:
-            read["the target"] = Path(target)
-        files = {"--json": None if json_path == "-" else json_path, "--junit": junit, "--markdown": markdown}
-        for option, path in files.items():
-            if path is not None:
-                clear(option, Path(path), read)
+        clear(
+            {"--json": json_path, "--junit": junit, "--markdown": markdown},
+            read={**read, "the target": target},
+            folders={"--reports": reports},
+        )
     with one_message(json_path):
         from validator.testing.suites import run_suites
 

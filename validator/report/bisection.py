@@ -1,35 +1,40 @@
-"""A search as terminal text and as JSON: a result of `check` with the path that was taken and its cost."""
+"""What `validator bisect` shows and saves: a result of `check` with the path that was taken and its cost."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from validator.bisecting.path import Bisection, Claim, Cost, Step
-from validator.checks.findings import Finding, Judgement, Verdict
 from validator.report import facts, json_report, phrases, text
-from validator.report.phrases import printable
-from validator.report.result import EXIT_CODES
-from validator.report.screen import plain_text
+from validator.report.digest import digest
+from validator.report.result import Result
+from validator.report.screen import Column, Kind, Row, Screen, Section, Table
 
 __all__ = ["BisectionResult"]
 
-_COLUMNS = ("step", "captured", "runs", "size", "verdict")
+_COLUMNS = (
+    Column(name="step"),
+    Column(name="captured"),
+    Column(name="runs", kind=Kind.NUMBER),
+    Column(name="size", kind=Kind.NUMBER),
+    Column(name="verdict"),
+)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True)
-class BisectionResult:
-    """The answer to "which module is the first to go wrong?"."""
+class BisectionResult(Result):
+    """The answer to "which module is the first to go wrong?", as far as edges were looked at.
 
-    bisection: Bisection
+    Attributes:
+        path: the steps taken, in order.
+        cost: of all of them.
+        claim: what was verified of the first finding; None where there is none.
+    """
+
+    path: tuple[Step, ...]
+    cost: Cost
+    claim: Claim | None = None
 
     @classmethod
     def of(
@@ -45,88 +50,54 @@ class BisectionResult:
         outcome = bisection.outcome
         run: dict[str, Any] = {side: {**about[side], **outcome.run.get(side, {})} for side in about}
         run |= {} if command is None else {"command": command}
-        return cls(replace(bisection, outcome=replace(outcome, run=run)))
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of what was looked at."""
-        return self.bisection.outcome.verdict
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The edges that rounding can't explain, as far as they were looked at, in execution order."""
-        return self.bisection.outcome.findings
-
-    @property
-    def first_divergence(self) -> Finding | None:
-        """The first finding that is divergent, or None."""
-        return facts.first_divergence(self.bisection.outcome)
-
-    @property
-    def exit_code(self) -> int:
-        """0 aligned, 1 divergent or undeclared precision, 3 inconclusive."""
-        return EXIT_CODES[self.verdict]
+        return cls(replace(outcome, run=run), bisection.path, bisection.cost, bisection.claim)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of schema 1 (`validator/report/schema.json`): a result with path and cost."""
-        found = self.bisection
         made: dict[str, Any] = json_report.plain(
             {
-                **json_report.to_json(found.outcome),
-                "path": [step.to_json() for step in found.path],
-                "cost": asdict(found.cost),
-                "verified": None if found.claim is None else _claim(found.claim),
+                **json_report.to_json(self.outcome),
+                "path": [step.to_json() for step in self.path],
+                "cost": asdict(self.cost),
+                "verified": None if self.claim is None else _claim(self.claim),
             }
         )
         return made
-
-    def write_json(self, path: str | PathLike[str]) -> None:
-        """Write the document of schema 1 to `path`, replacing what is there."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     def to_html(self) -> str:
         """Return a page with all figures; those of single edges need profiles, which the search can keep."""
         from validator.report.page.rendering import SearchPath, to_html
 
-        found = self.bisection
         search = SearchPath(
-            columns=_COLUMNS, rows=tuple(map(_row, found.path)), lines=tuple(_conclusions(found))
+            columns=tuple(column.name for column in _COLUMNS),
+            rows=tuple(map(_row, self.path)),
+            lines=tuple(f"{row.label}: {row.text}" for row in _conclusions(self)),
         )
-        return to_html(found.outcome, search=search)
+        return to_html(self.outcome, search=search)
 
-    def write_html(self, path: str | PathLike[str]) -> None:
-        """Write the page to `path`, replacing what is there."""
-        Path(path).write_text(self.to_html(), encoding="utf-8")
+    def __rich__(self) -> Screen:
+        """Return what a terminal shows: that of a result, and the path."""
+        return _with_path(text.render(self.outcome), self)
 
-    def __str__(self) -> str:
-        """Return the terminal text without colours, 80 columns wide."""
-        return plain_text(self)
-
-    def __rich__(self) -> RenderableType:
-        """Return the terminal text for a rich console."""
-        return Group(text.render(self.bisection.outcome), Text(""), *_path(self.bisection))
+    def page(self) -> Screen:
+        """Return what Markdown and a notebook show: that of a result, and the path."""
+        return _with_path(digest(self.outcome), self)
 
 
-def _path(found: Bisection) -> Iterator[RenderableType]:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column in ("runs", "size") else "left", overflow="fold")
-    for step in found.path:
-        table.add_row(*map(printable, _row(step)))
-    yield table
-    yield Text("")
-    for line in _conclusions(found):
-        yield Text(printable(line))
+def _with_path(screen: Screen, found: BisectionResult) -> Screen:
+    path = Table(title="path of the search", columns=_COLUMNS, rows=tuple(map(_row, found.path)))
+    end = Section(title="cost and proof", rows=tuple(_conclusions(found)))
+    return replace(screen, sections=(*screen.sections, path, end))
 
 
 def _row(step: Step) -> tuple[str, ...]:
     return step.name, _captured(step), str(step.runs), _size(step.size_bytes), step.verdict
 
 
-def _conclusions(found: Bisection) -> Iterator[str]:
-    yield _cost(found.cost, facts.world_size(found.outcome))
+def _conclusions(found: BisectionResult) -> Iterator[Row]:
+    yield Row(label="cost", text=_cost(found.cost, facts.world_size(found.outcome)))
     if found.claim is not None:
-        yield _verified(found.claim)
+        yield Row(label="verified", text=_verified(found.claim))
 
 
 def _captured(step: Step) -> str:
@@ -143,18 +114,24 @@ def _cost(cost: Cost, ranks: int) -> str:
         share = phrases.percent(cost.size_bytes, cost.full_bytes) if cost.full_bytes else "-"
         beside = f" ({share} of that were captured)"
     return (
-        f"cost: {phrases.count(cost.runs, 'candidate run')}, {_size(cost.size_bytes)} captured, "
+        f"{phrases.count(cost.runs, 'candidate run')}, {_size(cost.size_bytes)} captured, "
         f"{_size(cost.largest_bytes)} at a time; a capture of everything takes 1 run and about "
         f"{_size(cost.full_bytes)}{beside}"
     )
 
 
 def _verified(claim: Claim) -> str:
-    said = f"verified on the candidate's own inputs: {phrases.edge_name(claim.finding)} is off, and "
+    names = [phrases.edge_name(edge) for edge in (claim.finding, claim.before) if edge is not None]
+    if claim.before is not None and names[0] == names[1]:  # several outputs of one module, say
+        names = [
+            phrases.full_edge_name(edge, call=edge.call, rank=edge.rank)
+            for edge in (claim.finding, claim.before)
+        ]
+    said = f"on the candidate's own inputs {names[0]} is off, and "
     if claim.before is None:
         said += "no edge that was judged comes before it"
     else:
-        said += f"the edge before it, {_edge(claim.before)}, is {claim.before.verdict.replace('_', ' ')}"
+        said += f"the edge before it, {names[1]}, is {claim.before.verdict.replace('_', ' ')}"
     if not claim.as_functions:
         return said
     blocks = phrases.count(claim.as_functions, "block")
@@ -162,12 +139,6 @@ def _verified(claim: Claim) -> str:
         f"{said}; {blocks} before it {'is' if claim.as_functions == 1 else 'are'} aligned as one function "
         "each, which need not show what is smaller than the rounding in a block"
     )
-
-
-def _edge(judgement: Judgement) -> str:
-    name = phrases.module_name(judgement.module)
-    prefix = f"{judgement.module}." if judgement.module else ""
-    return name if judgement.into is None else f"{name}, into {judgement.into.removeprefix(prefix)}"
 
 
 def _claim(claim: Claim) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is known of a capture without reading a tensor: how it came about, and how complete it is."""
+"""What is known of a capture without reading a tensor: how it was captured, and how complete it is."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ def about_capture(capture: Capture) -> Screen:
     return Screen(
         headline=f"{incomplete}capture of {_ranks(capture)}: {capture.path}",
         style="bold" if healthy else "bold yellow",
-        sections=(Section(rows=tuple(about_rows(capture))),),
+        sections=(Section(title="how it was captured", rows=tuple(about_rows(capture))),),
     )
 
 

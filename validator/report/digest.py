@@ -1,12 +1,15 @@
 """An outcome for readers who have a page rather than a terminal: Markdown, and a notebook's cell."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from validator.checks.findings import Finding, Outcome
 from validator.report import facts, finding_text, phrases, text
-from validator.report.screen import Column, Kind, Row, Screen, Section, Table
+from validator.report.screen import Column, Kind, Screen, Section, Table
 
 __all__ = ["digest", "finding_screen"]
 
-_SHOWN = 50
+_SHOWN, _FOLDED = 10, 40
 _COLUMNS = (
     Column(name="edge", kind=Kind.NAME),
     Column(name="check"),
@@ -17,15 +20,12 @@ _COLUMNS = (
 
 
 def digest(outcome: Outcome) -> Screen:
-    """Return the verdict, all findings in a table, what was checked, and the first finding folded."""
+    """Return the verdict, the findings in tables, what was checked, and the first finding folded."""
     subject = facts.subject(outcome)
-    sections: list[Section | Table] = []
+    checked = replace(text.checked_section(outcome), title="what was checked")
+    sections: list[Section | Table] = [*_findings(outcome.findings), checked]
     if subject is not None:
-        sections.append(_findings(outcome.findings))
-    sections.append(text.checked_section(outcome))
-    if subject is not None:
-        evidence = finding_text.first_section(outcome, subject)
-        sections.append(Section(title=evidence.title, rows=evidence.rows, folded=True))
+        sections.append(replace(finding_text.first_section(outcome, subject), folded=True))
     return Screen(
         headline=text.headline(outcome), style=text.STYLES[outcome.verdict], sections=tuple(sections)
     )
@@ -34,19 +34,26 @@ def digest(outcome: Outcome) -> Screen:
 def finding_screen(finding: Finding) -> Screen:
     """Return one finding by itself, without the run that it is of."""
     alone = Outcome(verdict=finding.verdict, findings=(finding,), judgements=())
-    evidence = finding_text.first_section(alone, finding)
+    evidence = finding_text.finding_section(alone, finding)
     return Screen(
-        headline=f"{finding.verdict.replace('_', ' ')}: {phrases.edge_name(finding)}",
+        headline=f"{finding.verdict.replace('_', ' ')}: {finding_text.place_of(finding)}",
         style=text.STYLES[finding.verdict],
-        sections=(Section(rows=(Row(label="check", text=finding.check), *evidence.rows)),),
+        sections=(replace(evidence, title=finding_text.check_of(finding)),),
     )
 
 
-def _findings(findings: tuple[Finding, ...]) -> Table:
-    more = len(findings) - _SHOWN
-    return Table(
-        title=phrases.count(len(findings), "finding")
-        + (f", of which {_SHOWN} are shown" if more > 0 else ""),
-        columns=_COLUMNS,
-        rows=tuple(finding_text.cells(finding) for finding in findings[:_SHOWN]),
+def _findings(findings: tuple[Finding, ...]) -> Iterator[Table]:
+    """Yield the first findings, and more of them folded; JSON has all."""
+    yield _table(phrases.count(len(findings), "finding"), findings[:_SHOWN])
+    folded = findings[_SHOWN : _SHOWN + _FOLDED]
+    left = len(findings) - _SHOWN - len(folded)
+    yield _table(
+        f"the next {len(folded)}" + (f", and {left} more in the JSON" if left > 0 else ""),
+        folded,
+        folded=True,
     )
+
+
+def _table(title: str, findings: tuple[Finding, ...], *, folded: bool = False) -> Table:
+    rows = tuple(finding_text.cells(finding) for finding in findings)
+    return Table(title=title, columns=_COLUMNS, rows=rows, folded=folded)

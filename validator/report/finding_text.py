@@ -7,7 +7,15 @@ from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Ve
 from validator.report import facts, phrases
 from validator.report.screen import Row, Section
 
-__all__ = ["cells", "finding_section", "first_section", "further_section", "missing_recipe"]
+__all__ = [
+    "cells",
+    "check_of",
+    "finding_section",
+    "first_section",
+    "further_section",
+    "missing_recipe",
+    "place_of",
+]
 
 _FURTHER = 8
 # These checks hold the candidate to values of the reference or of another rank: there is no oracle.
@@ -34,10 +42,9 @@ def finding_section(outcome: Outcome, finding: Finding, place: str = "") -> Sect
         place: what comes before the word for its kind: `"first "` or nothing.
     """
     kind = "divergence" if finding.verdict is Verdict.DIVERGENT else "undeclared precision"
-    call = f", call {finding.call}" if finding.call else ""
     before = sum(j.order < finding.order and j.verdict is Verdict.ALIGNED for j in outcome.judgements)
     edges = f"{phrases.count(before, 'edge')} before it {'is' if before == 1 else 'are'} aligned"
-    how = f"{finding.check} check{call}" + (f"; {edges}" if before else "")
+    how = check_of(finding) + (f"; {edges}" if before else "")
     return Section(
         title=f"{phrases.edge_name(finding)}: {place}{kind} ({how})",
         rows=tuple(_rows(outcome, finding)),
@@ -68,16 +75,39 @@ def cells(finding: Finding) -> tuple[str, ...]:
     )
 
 
+def check_of(finding: Finding) -> str:
+    """Return which check found it, and at which call where that is not the first."""
+    return f"{finding.check} check" + (f", call {finding.call}" if finding.call else "")
+
+
+def place_of(finding: Finding) -> str:
+    """Return where it is: the edge, the rank, and the recipe that would explain it."""
+    rank = "" if finding.rank is None else f", rank {finding.rank}"
+    recipe = missing_recipe(finding)
+    needs = f"; recipe {recipe} would explain it" if recipe else ""
+    return f"{phrases.edge_name(finding)}{rank}{needs}"
+
+
 def missing_recipe(finding: Finding) -> str | None:
     """Return the recipe that would explain the finding if it were declared, or None."""
     return finding.recipe if finding.verdict is Verdict.UNDECLARED_PRECISION else None
 
 
+def next_command(outcome: Outcome, finding: Finding) -> str | None:
+    """Return the command that looks at the finding's module alone and keeps both runs; None without one."""
+    command = outcome.run.get("command")
+    if not command:
+        return None
+    modules = f" --include {shlex.quote(f'{finding.module}*')}" if finding.module else ""
+    return f"{command}{modules} --keep run"
+
+
 def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
     evidence, where = finding.evidence, phrases.places(finding.where)
     yield Row(label="what", text=finding.summary.removeprefix(f"{finding.module}: "))
-    yield Row(label="reference", text=_reference(outcome, finding))
-    yield Row(label="candidate", text=_candidate(outcome, finding))
+    for label, side in (("reference", _reference), ("candidate", _candidate)):
+        if text := side(outcome, finding):
+            yield Row(label=label, text=text)
     if evidence.outside and evidence.elements and finding.arm is not Arm.GAIN:
         share = phrases.percent(evidence.outside, evidence.elements)
         text = f"{evidence.outside} of {evidence.elements} elements ({share})"
@@ -92,10 +122,9 @@ def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
         yield Row(label="worst", text=_worst(finding))
     if finding.signature is not None:
         yield Row(label="looks like", text=phrases.signature(finding.signature))
-    command = outcome.run.get("command")
-    if command:
-        modules = f" --include {shlex.quote(f'{finding.module}*')}" if finding.module else ""
-        yield Row(label="next", text=f"{command}{modules} --keep run", command=True)
+    command = next_command(outcome, finding)
+    if command is not None:
+        yield Row(label="next", text=command, command=True)
 
 
 def _reference(outcome: Outcome, finding: Finding) -> str:

@@ -5,17 +5,27 @@ spans, where GitHub looks for no users, issues or emoji either. In prose every c
 escaped, and a zero-width space follows `@`, `#`, `:` and `GH-`, which GitHub reads after the escapes are
 gone. In a table a code span can't hold every `|`, so a name with one is written in HTML, character by
 character.
+
+GitHub refuses a comment that is too long, so long texts are cut, and the longest sections lose their last
+lines until the whole fits.
 """
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from validator.escapes import printable
 from validator.report.phrases import NO_BREAK_SPACE
 from validator.report.screen import Column, Kind, Screen, Section, Table
 
-__all__ = ["code", "prose", "to_markdown"]
+__all__ = ["MOST_CHARACTERS", "code", "prose", "to_markdown"]
+
+MOST_CHARACTERS = 65_000
+"""Of a document. GitHub takes 65,536 in a comment, and a workflow may write a line of its own around it."""
+
+_LONGEST_NAME, _LONGEST_TEXT = 400, 2_000
+"""Characters of what stands in a heading or a cell, and of a row of text, before any is escaped."""
 
 _MEANING = re.compile(
     r"""[\\`*_{}\[\]<>#!|~$&@]  # wherever they stand
@@ -29,14 +39,35 @@ _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 _ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Part:
+    """A section: what comes before its lines and after them, and how many of them were left out."""
+
+    before: str
+    lines: list[str]
+    after: str
+    left_out: int = 0
+
+    def __str__(self) -> str:
+        more = [f"\n... and {self.left_out} more, which a comment has no room for"] if self.left_out else []
+        return self.before + "\n".join([*self.lines, *more]) + self.after
+
+
 def to_markdown(screen: Screen) -> str:
-    """Return the screen as a Markdown document: a heading, tables, lists, and what is folded collapsed."""
-    blocks = [f"### {prose(screen.headline)}"]
-    for section in screen.sections:
-        if section.rows:
-            body = _table(section) if isinstance(section, Table) else _list(section)
-            blocks += _titled(section.title, body, folded=section.folded)
-    return "\n\n".join(blocks) + "\n"
+    """Return the screen as a Markdown document: a heading, tables, lists, and what is folded collapsed.
+
+    It has at most `MOST_CHARACTERS`.
+    """
+    heading = f"### {prose(_cut(screen.headline))}"
+    parts = [_part(section) for section in screen.sections if section.rows]
+    while len(document := _joined(heading, parts)) > MOST_CHARACTERS:
+        longest = max(parts, key=lambda part: len(str(part)))
+        if longest.lines:
+            longest.lines.pop()
+            longest.left_out += 1
+        else:
+            parts.remove(longest)
+    return document
 
 
 def prose(text: str) -> str:
@@ -56,37 +87,54 @@ def code(text: str) -> str:
     return f"`{shown}`"
 
 
-def _titled(title: str, body: str, *, folded: bool) -> Iterator[str]:
-    if folded:
+def _joined(heading: str, parts: Sequence[_Part]) -> str:
+    return "\n\n".join([heading, *map(str, parts)]) + "\n"
+
+
+def _part(section: Section | Table) -> _Part:
+    title, before, after = _cut(section.title), "", ""
+    if section.folded:
         # A line of HTML, in which no Markdown is read.
-        yield f"<details><summary>{html.escape(_LATE.sub(_ZERO_WIDTH_SPACE, _shown(title)))}</summary>"
-        yield body
-        yield "</details>"
-    else:
-        if title:
-            yield f"**{prose(title)}**"
-        yield body
+        summary = html.escape(_LATE.sub(_ZERO_WIDTH_SPACE, _shown(title)))
+        before, after = f"<details><summary>{summary}</summary>\n\n", "\n\n</details>"
+    elif title:
+        before = f"**{prose(title)}**\n\n"
+    if isinstance(section, Table):
+        return _Part(before=f"{before}{_head(section)}\n", lines=_table(section), after=after)
+    return _Part(before=before, lines=_list(section), after=after)
 
 
-def _list(section: Section) -> str:
+def _list(section: Section) -> list[str]:
     lines = []
     for row in section.rows:
-        text = code(row.text) if row.command else prose(row.text)
-        lines.append(f"- {prose(row.label)}: {text}" if row.label else f"- {text}")
-    return "\n".join(lines)
+        text = _cut(row.text, _LONGEST_TEXT)
+        shown = code(text) if row.command else prose(text)
+        lines.append(f"- {prose(_cut(row.label))}: {shown}" if row.label else f"- {shown}")
+    return lines
 
 
-def _table(table: Table) -> str:
-    rules = ("--:" if column.kind is Kind.NUMBER else "---" for column in table.columns)
-    lines = [[prose(column.name) for column in table.columns], list(rules)]
-    lines += [
-        [_cell(column, cell) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows
+def _head(table: Table) -> str:
+    rules = ["--:" if column.kind is Kind.NUMBER else "---" for column in table.columns]
+    return "\n".join(map(_line, ([prose(_cut(column.name)) for column in table.columns], rules)))
+
+
+def _table(table: Table) -> list[str]:
+    return [
+        _line([_cell(column, _cut(cell)) for column, cell in zip(table.columns, row, strict=True)])
+        for row in table.rows
     ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(column: Column, text: str) -> str:
     return code(text) if column.kind is Kind.NAME else prose(text)
+
+
+def _cut(text: str, longest: int = _LONGEST_NAME) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 def _shown(text: str) -> str:

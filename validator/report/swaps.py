@@ -1,21 +1,17 @@
 """What `validator bisect --swap` shows and saves: a headline, a table a search, and JSON of schema 1."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from validator.checks.findings import Verdict
 from validator.report import phrases
 from validator.report.json_report import SCHEMA_VERSION, plain
 from validator.report.result import EXIT_CODES
-from validator.report.screen import plain_text
+from validator.report.screen import Column, Row, Screen, Section, Table
+from validator.report.screen import Kind as ColumnKind
+from validator.report.shown import Shown
+from validator.report.text import STYLES
 from validator.swapping.metrics import Kind
 from validator.swapping.records import Level, Swap
 
@@ -24,18 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SwapResult"]
 
-_STYLES = {
-    Verdict.ALIGNED: "bold green",
-    Verdict.DIVERGENT: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
-}
 _NAMED, _ROWS, _LISTED = 3, 12, 3
 _COLUMNS = ("level", "name", "alone", "lost_from_set", "lost_from_whole")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SwapResult:
+class SwapResult(Shown):
     """The answer to "which modules, or which options, make the candidate this different?"."""
+
+    text_width: ClassVar[int] = 100
 
     swap: Swap
 
@@ -86,27 +79,15 @@ class SwapResult:
         )
         return document
 
-    def write_json(self, path: str | PathLike[str]) -> None:
-        """Write the document of schema 1 to `path`, replacing what is there."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-
-    def __str__(self) -> str:
-        """Return the terminal text without colours, 100 columns wide."""
-        return plain_text(self, 100)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the verdict, a table for each search, and what else a reader must know."""
+    def __rich__(self) -> Screen:
+        """Return the verdict, a table for each search, and what else a reader must know."""
         swap = self.swap
-        yield Text(phrases.printable(_headline(swap)), style=_STYLES[swap.verdict])
-        for level in swap.levels:
-            if level.found.members:
-                yield Text("")
-                yield _table(level)
-        remarks = Table.grid(padding=(0, 2))
-        for label, text in _remarks(swap):
-            remarks.add_row("", Text(label, style="dim"), Text(phrases.printable(text)))
-        yield Text("")
-        yield remarks
+        tables = (_table(level) for level in swap.levels)
+        return Screen(
+            headline=_headline(swap),
+            style=STYLES[swap.verdict],
+            sections=(*tables, Section(title="how it was measured", rows=tuple(_remarks(swap)))),
+        )
 
 
 def _level_json(level: Level) -> dict[str, Any]:
@@ -145,53 +126,53 @@ def _headline(swap: Swap) -> str:
 
 
 def _table(level: Level) -> Table:
+    """Return a row a member; none where the set is empty, and the table is not shown."""
     found = level.found
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    table.add_column(f"{phrases.count(len(found.members), level.name[:-1])} of {len(level.tried)}")
-    for name in ("alone", "gone without it", "of the set's"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for member in found.members[:_ROWS]:
-        table.add_row(
-            Text(phrases.printable(member.item)),
-            _figure(member.alone),
-            _figure(member.lost_from_whole),
-            _figure(member.lost_from_set),
-        )
+    rows = [
+        (member.item, *map(_figure, (member.alone, member.lost_from_whole, member.lost_from_set)))
+        for member in found.members[:_ROWS]
+    ]
     if len(found.members) > _ROWS:
-        table.add_row(Text(f"... and {len(found.members) - _ROWS} more (see --json)"), "", "", "")
-    table.add_row(Text("together", style="dim"), _figure(found.value), "", "")
-    table.add_row(Text("all others", style="dim"), _figure(found.rest), "", "")
-    return table
-
-
-def _remarks(swap: Swap) -> Iterator[tuple[str, str]]:
-    noise = "not known" if swap.noise is None else f"explains {_figure(swap.noise)}"
-    yield (
-        "measured",
-        f"{swap.metric}, {swap.metric.unit}, at {phrases.count(swap.positions, 'position')}; noise {noise}",
+        rows.append((f"... and {len(found.members) - _ROWS} more (see --json)", "", "", ""))
+    if rows:
+        rows += [("together", _figure(found.value), "", ""), ("all others", _figure(found.rest), "", "")]
+    kind, figures = level.name[:-1], ("alone", "gone without it", "of the set's")
+    return Table(
+        title=f"{phrases.count(len(found.members), kind)} of {len(level.tried)}",
+        columns=(
+            Column(name=kind),
+            *(Column(name=name, kind=ColumnKind.NUMBER) for name in figures),
+        ),
+        rows=tuple(rows),
     )
+
+
+def _remarks(swap: Swap) -> Iterator[Row]:
+    noise = "not known" if swap.noise is None else f"explains {_figure(swap.noise)}"
+    positions = phrases.count(swap.positions, "position")
+    yield Row(label="measured", text=f"{swap.metric}, {swap.metric.unit}, at {positions}; noise {noise}")
     if swap.tokens is not None:
-        yield "token", f"{swap.tokens[0]} of the reference, {swap.tokens[1]} of the candidate"
+        yield Row(label="token", text=f"{swap.tokens[0]} of the reference, {swap.tokens[1]} of the candidate")
     if swap.baseline:
-        yield "off", f"with all options off the candidate shows {_figure(swap.baseline)}"
+        yield Row(label="off", text=f"with all options off the candidate shows {_figure(swap.baseline)}")
     if swap.limit is not None and swap.levels:
-        yield "limit", f"a set has to show {_figure(swap.limit)}"
+        yield Row(label="limit", text=f"a set has to show {_figure(swap.limit)}")
     for level in swap.levels:
         if level.found.members:
-            yield "set", f"{level.name}: {_proof(level)}"
+            yield Row(label="set", text=f"{level.name}: {_proof(level)}")
     left = [level for level in swap.levels[:1] if swap.noise is not None and level.found.members]
     for level in left:
         if level.found.rest > max(swap.noise or 0.0, swap.baseline):
-            yield "more", "the others show more than noise explains, too"
+            yield Row(label="more", text="the others show more than noise explains, too")
     if swap.levels:
-        yield "runs", phrases.count(swap.runs, "hybrid")
+        yield Row(label="runs", text=phrases.count(swap.runs, "hybrid"))
     if swap.unswappable:
         shown = [f"{name} ({why})" for name, why in swap.unswappable.items()]
-        yield "not apart", phrases.listing(shown, _LISTED, "; ")
+        yield Row(label="not apart", text=phrases.listing(shown, _LISTED, "; "))
     for note in swap.notes:
-        yield "note", note
+        yield Row(label="note", text=note)
     if swap.levels and swap.metric.kind is not Kind.TOKEN and swap.levels[0].name != "options":
-        yield "next", f"validator check {swap.source} judges each operator by itself"
+        yield Row(label="next", text=f"validator check {swap.source} judges each operator by itself")
 
 
 def _proof(level: Level) -> str:

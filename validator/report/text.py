@@ -50,10 +50,7 @@ def headline(outcome: Outcome) -> str:
         return f"{verdict}: nothing differs beyond rounding, but too little was checked to call it aligned"
     if subject is None:
         return f"{verdict}: {_explained(outcome)}"
-    rank = "" if subject.rank is None else f", rank {subject.rank}"
-    recipe = finding_text.missing_recipe(subject)
-    needs = f"; recipe {recipe} would explain it" if recipe else ""
-    return f"{verdict}: first at {phrases.edge_name(subject)}{rank}{needs}"
+    return f"{verdict}: first at {finding_text.place_of(subject)}"
 
 
 def checked_section(outcome: Outcome) -> Section:
