@@ -10,11 +10,13 @@ sees that.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from validator.determinism.records import Answer
 from validator.determinism.study import Study, open_study
+from validator.testing.runnable import card_counts_here
 from validator.testing.validation import Validation
 
 REPEATS, LONG_REPEATS = 2, 8
@@ -54,14 +56,17 @@ def test_the_number_of_cards_changes_sums_over_cards_alone(validation: Validatio
     """On more cards the bits are those of one, but for what rounding explains of sums over cards."""
     several = [count for count in counts(validation) if count > 1]
     if not several:
-        validation.not_applicable("no number of cards above 1 is named: --validator-card-counts 1,2")
+        validation.not_applicable(
+            "no number of cards above 1 is named, or there: --validator-card-counts 1,2"
+        )
     hold(validation, *(study.card_counts(count) for count in several))
 
 
 def counts(validation: Validation) -> tuple[int, ...]:
     """Return the numbers of cards that are asked for."""
     settings = validation.settings
-    return tuple(sorted({settings.nproc, *settings.card_counts} | ({MORE_CARDS} if settings.long else set())))
+    more = replace(settings, card_counts=(MORE_CARDS,) if settings.long else (), names_card_counts=False)
+    return tuple(sorted({settings.nproc, *card_counts_here(settings), *card_counts_here(more)}))
 
 
 def hold(validation: Validation, *answers: Answer) -> None:

@@ -29,6 +29,16 @@ def test_the_error_stays_within_its_noise_at_every_position(
     _require_within_noise(validation, port.whole)
 
 
+def test_every_rank_holds_the_same_logits(validation: Validation, port: LongContext) -> None:
+    """Do ranks that hold the logits hold the same ones, in every bit?"""
+    holders = port.holders
+    if holders.copies == 1:
+        validation.not_applicable("no two ranks hold the same logits")
+    validation.figure("copies", holders.copies)
+    rank = holders.unequal[0][0] if holders.unequal else None
+    validation.require(holders.problem is None, holders.problem or "", rank=rank)
+
+
 def test_decoding_across_the_edge_of_the_window_is_right(validation: Validation, port: LongContext) -> None:
     """Are the logits right where decoding leaves the window, or the attention chunk, behind?"""
     window = _window(validation, port)

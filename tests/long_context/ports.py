@@ -19,9 +19,18 @@ __all__ = ["FAULTS", "candidate", "target_file"]
 
 
 def target_file(
-    folder: Path, family: str, *, fault: str = "nothing", recipe: str | None = None, **config: Any
+    folder: Path,
+    family: str,
+    *,
+    fault: str = "nothing",
+    recipe: str | None = None,
+    made_by: str = "ports",
+    **config: Any,
 ) -> Path:
-    """Write a checkpoint of two layers and a target of it, whose candidate has a fault."""
+    """Write a checkpoint of two layers and a target of it, whose candidate has a fault.
+
+    The candidate is that of this module, or of `staged_ports`.
+    """
     path = folder / family
     model = _chunked() if family == "llama4" else pair(family, **config)[0]
     model.save_pretrained(path)
@@ -29,7 +38,7 @@ def target_file(
     written.write_text(
         "import torch\n"
         "from transformers import AutoModelForCausalLM\n"
-        "from tests.long_context import ports\n"
+        f"from tests.long_context import {made_by} as ports\n"
         f"FOLDER = {str(path)!r}\n"
         f"recipe = {recipe!r}\n"
         "def reference():\n"

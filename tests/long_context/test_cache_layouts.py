@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from validator.long_context.cache_layouts import token_dims
 from validator.long_context.contexts import Context
 from validator.long_context.driving import Drive, drive
-from validator.long_context.observing import token_values_of
+from validator.long_context.observing import reference_sizes
 from validator.long_context.occupancy import occupancy
 from validator.long_context.schedules import Schedule
 
@@ -67,7 +67,7 @@ def test_a_healthy_cache_shows_its_tokens_in_every_layout(layout: str) -> None:
     assert [reading.layers[1].held for reading in found.readings] == [r.fed for r in found.readings]
     assert {reading.layers[0].row_values for reading in found.readings} == {2 * HEADS * CHANNELS}
     assert occupancy(found, Context()).problems == ()
-    assert token_values_of(Bare(layout)) == (16, 16)
+    assert reference_sizes(Bare(layout)).token_values == (16, 16)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -125,11 +125,88 @@ def inputs():
 """
 
 
+def test_logits_of_a_part_of_the_tokens_are_refused(tmp_path: Path) -> None:
+    cut = """
+    model.register_forward_hook(lambda module, args, output: {"logits": output.logits[:, -4:]})
+    return model
+"""
+    (tmp_path / "narrow.py").write_text(
+        NARROW.replace(
+            "    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:128].clone())\n", ""
+        ).replace("    model = reference()\n    return model\n", f"    model = reference(){cut}")
+    )
+    with pytest.raises(
+        MismatchError, match=r"logits of \[2, 4\] tokens on rank 0 where it is given \[2, 24\]"
+    ):
+        score_target(str(tmp_path / "narrow.py"), plan=PLAN)
+
+
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_logits_of_a_part_of_the_vocabulary_are_refused(nproc: int, tmp_path: Path) -> None:
     (tmp_path / "narrow.py").write_text(NARROW)
-    with pytest.raises(MismatchError, match="returns 128 logits a token on rank 0, and the reference 256"):
+    with pytest.raises(MismatchError, match=r"returns 128 logits a token on rank 0.* and the reference 256"):
         score_target(str(tmp_path / "narrow.py"), plan=PLAN, nproc=nproc)
+
+
+RANKS = """
+import torch
+import torch.distributed as dist
+from validator.content import find_model
+from validator.pretrained import transformers
+
+CHECKPOINT = find_model("tiny-dense")
+
+
+def reference():
+    return transformers().AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+
+
+def candidate():
+    model = reference().to(torch.bfloat16)
+    rank = dist.get_rank()
+    SPOIL
+    return model
+
+
+def process_logits(logits, *, temperature, top_k, top_p):
+    return logits / temperature
+
+
+def inputs():
+    return {"input_ids": torch.arange(32).view(1, 32)}
+"""
+# The tokens of a text, ASCII, are in the first half.
+PART = """part = model.lm_head.weight.chunk(2)[rank]
+    model.lm_head.weight = torch.nn.Parameter(part * (1 + (1 - rank) * SCALE))"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_healthy"), [("0", True), pytest.param("0.2", False, marks=pytest.mark.slow)]
+)
+def test_parts_of_the_vocabulary_are_put_together(scale: str, is_healthy: bool, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS.replace("SPOIL", PART.replace("SCALE", scale)))
+    scores = score_target(str(tmp_path / "ranks.py"), plan=PLAN, nproc=2)
+    assert scores.holders.ranks == (0, 1)
+    assert (scores.problems == ()) is is_healthy
+    assert len(scores.samplers) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "unequal"),
+    [
+        pytest.param("pass", (), marks=pytest.mark.slow),
+        # Less than what moves a token.
+        ("model.lm_head.weight.data[3] *= 1 + rank * 2**-5", ((1, 0),)),
+    ],
+)
+def test_a_rank_whose_copy_of_the_logits_differs_is_named(
+    spoil: str, unequal: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS.replace("SPOIL", spoil))
+    scores = score_target(str(tmp_path / "ranks.py"), plan=PLAN, nproc=2)
+    assert (scores.holders.copies, scores.holders.unequal) == (2, unequal)
+    named = [text for text in scores.problems if "rank 1 holds other logits than rank 0" in text]
+    assert len(named) == len(unequal) == len(scores.problems)
 
 
 STAGES = """
@@ -183,7 +260,7 @@ def test_of_a_pipeline_the_logits_of_the_last_stage_are_judged(
 ) -> None:
     (tmp_path / "stages.py").write_text(STAGES.replace("RETURNED", returned).replace("FACTOR", factor))
     scores = score_target(str(tmp_path / "stages.py"), plan=PLAN, nproc=2)
-    assert not scores.unequal_ranks
+    assert scores.holders.ranks == (1,)
     assert scores.generated is not None
     assert scores.generated.figures.positions > 0
     assert (not scores.generated.problems) is is_healthy, scores.generated.problems

@@ -14,7 +14,7 @@ from validator.scoring.layers import blame
 IDS = torch.tensor([[1, 2, 3]])
 
 
-def result(*findings: str, why: str = "") -> Any:
+def result(*findings: str, why: str = "", run: dict[str, str] | None = None) -> Any:
     """Return a result with findings in these modules, inconclusive where a reason is given."""
     made = [SimpleNamespace(module=name, summary=f"{name} is wrong") for name in findings]
     verdict = Verdict.INCONCLUSIVE if why else Verdict.DIVERGENT if findings else Verdict.ALIGNED
@@ -22,7 +22,7 @@ def result(*findings: str, why: str = "") -> Any:
         first_divergence=None,
         findings=tuple(made),
         verdict=verdict,
-        outcome=SimpleNamespace(why_inconclusive=(why,) if why else ()),
+        outcome=SimpleNamespace(why_inconclusive=(why,) if why else (), run=run or {}),
     )
 
 
@@ -35,6 +35,15 @@ def said(monkeypatch: pytest.MonkeyPatch, own: Any, on_ids: Any, ids: Any = IDS)
     checks = [each if callable(each) else lambda *_, each=each, **__: each for each in (own, on_ids)]
     monkeypatch.setattr(layers, "check_tokens", checks[1])
     return blame("port.py", ids, checks[0])
+
+
+def test_what_to_do_next_is_the_command_that_looks_at_the_module_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = result("lm_head", run={"command": "validator check port.py"})
+    text, module = said(monkeypatch, own, failing)
+    assert module == "lm_head"
+    assert text.endswith("\nNext: validator check port.py --include 'lm_head*' --keep run")
 
 
 def test_the_first_finding_is_named_with_the_inputs_that_show_it(monkeypatch: pytest.MonkeyPatch) -> None:

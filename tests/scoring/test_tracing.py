@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 
 from validator.content import content_path
 from validator.errors import MismatchError, UsageError
 from validator.scoring import tracing
 from validator.scoring.samples import Sample
+from validator.scoring.texts import TextTokens
 from validator.scoring.tracing import trace_sample
 
 PORT = str(content_path("examples", "tiny_dense.py"))
@@ -25,6 +27,17 @@ def test_a_bad_score_leads_to_the_token_and_the_module() -> None:
     assert trail.module == "lm_head"
     assert trail.problems[0].startswith("doc 7: acc 0, and the reference's is 1. The first token that noise")
     assert "lm_head: " in trail.problems[0]
+
+
+def test_a_prompt_that_is_text_is_refused_without_the_models_own_tokenizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_tokens = TextTokens(ids=torch.tensor([1]), note="no tokenizer of 'x' can be loaded on this machine")
+    monkeypatch.setattr(tracing, "tokens_of", lambda *_, **__: no_tokens)
+    with pytest.raises(
+        UsageError, match=r"the prompt of doc 7 is text, and no tokenizer of 'x'.*as input_ids"
+    ):
+        trace_sample(PORT, sample("for i in range("), steps=3)
 
 
 def test_a_score_that_chance_made_worse_leads_nowhere() -> None:

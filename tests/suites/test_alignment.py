@@ -12,8 +12,9 @@ from validator import target_check
 from validator.baselines.recording import RunOptions, record_run
 from validator.content import content_path, find_model
 from validator.errors import MismatchError
-from validator.scoring import localising, tracing
+from validator.scoring import alignment, localising, tracing
 from validator.scoring.alignment import Plan, score_target
+from validator.scoring.texts import TextTokens
 
 pytest_plugins = ["pytester"]
 
@@ -95,8 +96,9 @@ def text_of(result: pytest.RunResult) -> str:
     return " ".join(" ".join(result.outlines).split())
 
 
-PASSED, SKIPPED = 7, 3
-"""Parameters, layers, two texts, two distributions, perplexity; no sampler, no baseline, no samples."""
+PASSED, SKIPPED = 7, 4
+"""Parameters, layers, two texts, two distributions, perplexity; no copies on ranks, no sampler, no
+baseline, no samples."""
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,25 @@ PASSED, SKIPPED = 7, 3
 )
 def test_a_healthy_port_passes(pytester: pytest.Pytester, suite: Path, model: str, ranks: int) -> None:
     result = run(pytester, suite, "--validator-nproc", str(ranks), model=model)
-    result.assert_outcomes(passed=PASSED, skipped=SKIPPED)
+    copies = int(ranks > 1)
+    result.assert_outcomes(passed=PASSED + copies, skipped=SKIPPED - copies)
+
+
+OTHER_COPY = """
+    def spoilt(module, args, output):
+        output.logits[0, 0, 3] *= 1.01
+
+    if os.environ.get("RANK") == "1":
+        model.register_forward_hook(spoilt)
+"""
+
+
+def test_a_copy_of_the_logits_that_differs_on_one_rank_fails_and_names_it(
+    pytester: pytest.Pytester, suite: Path
+) -> None:
+    result = run(pytester, suite, "--validator-nproc", "2", "-k", "every_rank or greedy", spoil=OTHER_COPY)
+    assert failed(result) == {"test_every_rank_holds_the_same_logits"}
+    assert "rank 1 holds other logits than rank 0 after the same tokens" in text_of(result)
 
 
 def test_a_wrong_weight_is_named_by_the_parameters(pytester: pytest.Pytester, suite: Path) -> None:
@@ -179,7 +199,7 @@ def unused(model):
 def test_a_healthy_sampler_of_the_port_passes(pytester: pytest.Pytester, suite: Path) -> None:
     spoil = SAMPLER.format(first="scores = scores / temperature", then="")
     result = run(pytester, suite, "-k", "sampler or sampled", spoil=spoil)
-    result.assert_outcomes(passed=2, deselected=8)
+    result.assert_outcomes(passed=2, deselected=9)
 
 
 def test_top_p_before_the_temperature_fails_the_sampler_alone_and_is_named(
@@ -225,6 +245,18 @@ def test_a_finding_stands_where_the_layers_cannot_be_checked(
     assert "The layers could not be checked on the target's inputs: other vocabularies" in text_of(result)
 
 
+def test_a_text_that_was_read_as_bytes_is_told(
+    pytester: pytest.Pytester, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_bytes = TextTokens(ids=torch.arange(200), note="no tokenizer of 'x' can be loaded on this machine")
+    result = run(pytester, suite, "-k", "perplexity")
+    assert "was read as bytes" not in text_of(result)
+    monkeypatch.setattr(alignment, "tokens_of", lambda *_, **__: as_bytes)
+    result = run(pytester, suite, "-k", "perplexity")
+    result.assert_outcomes(passed=1, deselected=10)
+    assert "the text was read as bytes, since no tokenizer of 'x' can be loaded" in text_of(result)
+
+
 def scores(folder: Path) -> tuple[str, str]:
     """Write the scores of two prompts, of which one is worse, and return the option that names them."""
     lines = [
@@ -239,10 +271,10 @@ def scores(folder: Path) -> tuple[str, str]:
 def test_a_prompt_that_scored_worse_by_chance_passes_and_is_inconclusive_without_noise(
     pytester: pytest.Pytester, suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(pytester, suite, "-k", "prompts", *scores(pytester.path)).assert_outcomes(passed=1, deselected=9)
+    run(pytester, suite, "-k", "prompts", *scores(pytester.path)).assert_outcomes(passed=1, deselected=10)
     monkeypatch.setattr(tracing, "logit_noise", lambda *_, **__: None)
     result = run(pytester, suite, "-k", "prompts", *scores(pytester.path))
-    result.assert_outcomes(failed=1, deselected=9)
+    result.assert_outcomes(failed=1, deselected=10)
     assert "inconclusive: line 1: score 0, and the reference's is 1. No token was judged" in text_of(result)
 
 

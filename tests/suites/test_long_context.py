@@ -33,7 +33,7 @@ def text_of(result: pytest.RunResult) -> str:
 
 def test_a_healthy_port_passes_on_two_ranks(pytester: pytest.Pytester, tmp_path: Path) -> None:
     result = run(pytester, target_file(tmp_path, "gemma2"), "--validator-nproc", "2")
-    result.assert_outcomes(passed=6)
+    result.assert_outcomes(passed=7)
     # Each rank has half of the heads: 2 x 2 x 16 channels x 2 bytes, in the one layer that grows.
     assert "cache growth 128 bytes/token (limit 128 bytes/token)" in text_of(result)
 
@@ -42,7 +42,7 @@ def test_a_healthy_port_without_a_window_or_a_cache_skips_what_needs_them(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
     result = run(pytester, target_file(tmp_path, "llama", fault="without_cache"), "-rs")
-    result.assert_outcomes(passed=1, skipped=5)
+    result.assert_outcomes(passed=1, skipped=6)
     assert "the candidate's forward takes no cache" in text_of(result)
     assert "the reference has no sliding window" in text_of(result)
 
@@ -51,7 +51,7 @@ def test_a_window_off_by_one_fails_with_its_cause_on_one_screen(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
     result = run(pytester, target_file(tmp_path, "gemma2", fault="window_short"))
-    result.assert_outcomes(passed=2, failed=4)
+    result.assert_outcomes(passed=2, failed=4, skipped=1)
     text = text_of(result)
     assert "the error leaves its noise at position 11, 1 before the edge of the sliding window of 12" in text
     assert "It is what a sliding window of 11 in place of 12, off by one makes" in text
@@ -61,7 +61,7 @@ def test_a_window_off_by_one_fails_with_its_cause_on_one_screen(
 
 def test_a_leak_fails_with_the_module_that_keeps_it(pytester: pytest.Pytester, tmp_path: Path) -> None:
     result = run(pytester, target_file(tmp_path, "llama", fault="kept_in_a_list"))
-    result.assert_outcomes(passed=3, failed=1, skipped=2)
+    result.assert_outcomes(passed=3, failed=1, skipped=3)
     assert "They are kept in model.layers.1.mlp.history" in text_of(result)
 
 
@@ -99,7 +99,7 @@ def test_a_window_as_long_as_the_context_is_not_crossed_and_skips_what_crosses_i
 ) -> None:
     port = target_file(tmp_path, "gemma2", sliding_window=512, max_position_embeddings=512)
     result = run(pytester, port, "-rs")
-    result.assert_outcomes(passed=4, skipped=2)
+    result.assert_outcomes(passed=4, skipped=3)
     assert "no decoding crosses the edge of the sliding window of 512: it is too wide" in text_of(result)
     assert "no prompt is longer than the sliding window of 512" in text_of(result)
 
@@ -107,5 +107,5 @@ def test_a_window_as_long_as_the_context_is_not_crossed_and_skips_what_crosses_i
 @pytest.mark.slow
 def test_a_long_run_goes_up_to_the_last_position(pytester: pytest.Pytester, tmp_path: Path) -> None:
     result = run(pytester, target_file(tmp_path, "llama"), "--validator-long")
-    result.assert_outcomes(passed=4, skipped=2)
+    result.assert_outcomes(passed=4, skipped=3)
     assert "positions 512 tokens" in text_of(result)

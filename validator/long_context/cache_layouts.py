@@ -7,7 +7,7 @@ from torch import nn
 
 from validator.errors import TargetError
 from validator.long_context.cache_views import pairs_in
-from validator.long_context.calling import device_of, ported
+from validator.long_context.calling import device_of, stepped
 
 __all__ = ["token_dims"]
 
@@ -30,7 +30,7 @@ def token_dims(model: nn.Module, argument: str | None, cache: Any) -> tuple[int,
     shapes, fed = [], None
     try:
         for _ in range(2):
-            _, fed = ported(model, token, cache=fed, argument=argument)
+            _, fed = stepped(model, token, cache=fed, argument=argument)
             pairs = pairs_in(fed)
             if pairs is None:
                 return None

@@ -22,6 +22,7 @@ __all__ = [
     "device_of",
     "ported",
     "returned_cache",
+    "stepped",
 ]
 
 _NAMES = ("cache", "past_key_values")
@@ -46,9 +47,23 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def ported(
-    model: nn.Module, ids: Tensor, *, cache: Any, argument: str | None, fed: int = 0
+    model: nn.Module, ids: Tensor, *, cache: Any, argument: str | None, fed: int = 0, side: str = "candidate"
 ) -> tuple[Tensor, Any]:
     """Call a model on `[1, s]` tokens; return logits `[s, V]` on the CPU, and its cache.
+
+    Raises:
+        TargetError: as `stepped` does, or the model returns no logits for each token.
+    """
+    logits, back = stepped(model, ids, cache=cache, argument=argument, fed=fed, side=side)
+    if isinstance(logits, TargetError):
+        raise logits
+    return logits, back
+
+
+def stepped(
+    model: nn.Module, ids: Tensor, *, cache: Any, argument: str | None, fed: int = 0, side: str = "candidate"
+) -> tuple[Tensor | TargetError, Any]:
+    """Call this rank's part of a model on `[1, s]` tokens.
 
     Args:
         model: this rank's candidate.
@@ -56,9 +71,15 @@ def ported(
         cache: what an earlier call returned, or None for a new one.
         argument: what the model calls its cache; None to run without.
         fed: how many tokens it has been given before, for a message.
+        side: what to call the model in a message.
+
+    Returns:
+        `[s, V]` logits on the CPU, and its cache. A stage of a pipeline before the last returns none, or
+        hidden states of another width; of what is no `[1, s, *]` there is the error in place of logits, to
+        be raised where no other rank has them.
 
     Raises:
-        TargetError: the model fails, or returns no logits for each token, or no cache where it is asked.
+        TargetError: the model fails, or returns no cache where it is asked.
     """
     options = {} if argument is None else {argument: cache, **cache_options(model)}
     try:
@@ -66,24 +87,25 @@ def ported(
             made = model(input_ids=ids, **options)
     except Exception as error:  # the port's code may raise anything
         after = f" after {fed}" if fed else ""
-        raise TargetError(
-            f"the candidate fails on {ids.shape[1]} tokens{after}: {describe(error)}"
-        ) from error
+        raise TargetError(f"the {side} fails on {ids.shape[1]} tokens{after}: {describe(error)}") from error
     named = made.get("logits") if isinstance(made, Mapping) else getattr(made, "logits", made)
     logits = made[0] if isinstance(made, tuple) else named
-    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
-        shown = list(logits.shape) if isinstance(logits, Tensor) else type(made).__name__
-        raise TargetError(
-            f"the candidate returned {shown} for tokens {list(ids.shape)}; it must return logits of each"
-        )
-    if hasattr(logits, "full_tensor"):
-        logits = logits.full_tensor()
     back = None if argument is None else returned_cache(made, argument)
     back = cache if back is None else back
     if argument is not None and back is None:
         raise TargetError(
-            f"the candidate takes {argument!r} and returned none; return the cache beside the logits"
+            f"the {side} takes {argument!r} and returned none; return the cache beside the logits"
         )
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        shown = list(logits.shape) if isinstance(logits, Tensor) else type(made).__name__
+        return (
+            TargetError(
+                f"the {side} returned {shown} for tokens {list(ids.shape)}; it must return logits of each"
+            ),
+            back,
+        )
+    if hasattr(logits, "full_tensor"):
+        logits = logits.full_tensor()
     return logits[0].detach().cpu(), back
 
 

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from validator.capturing.copies import local_part
+from validator.errors import TargetError
 from validator.long_context.cache_layouts import token_dims
 from validator.long_context.cache_views import LayerView, layer_views
-from validator.long_context.calling import cache_argument, configured_cache, device_of, ported
+from validator.long_context.calling import cache_argument, configured_cache, device_of, stepped
 from validator.long_context.meters import Memory, Meter, hoards
 from validator.long_context.schedules import Schedule
+from validator.long_context.shares import Share, gathered, holders
 from validator.long_context.storages import sizes_of
 
 __all__ = ["CacheWatch", "Drive", "LayerReading", "Reading", "drive"]
@@ -59,12 +61,13 @@ class Reading:
 
     Attributes:
         fed: tokens so far.
-        layers: of the cache; empty where nothing is known of it.
+        layers: of the cache; empty where nothing is known of it. None for those that another stage of a
+            pipeline has, once `stages.placed` has numbered them.
         memory: of the process; None while the prompt is fed.
     """
 
     fed: int
-    layers: tuple[LayerReading, ...]
+    layers: tuple[LayerReading | None, ...]
     memory: Memory | None
 
 
@@ -75,10 +78,12 @@ class Drive:
     Attributes:
         schedule: in which pieces the text was fed.
         tokens: `[T]`, the text.
-        logits: `[T, V]` in the candidate's dtype.
+        logits: `[T, V]` in the candidate's dtype: what this rank returned, empty where that is nothing like
+            it.
         readings: after each chunk, and after some decode steps.
         hoarded: bytes that modules kept in attributes when decoding had begun and at the end, by attribute.
         cache: name of the cache's class; None where the model was run without.
+        ranks: those whose logits are the model's.
     """
 
     schedule: Schedule
@@ -87,9 +92,12 @@ class Drive:
     readings: tuple[Reading, ...]
     hoarded: tuple[Mapping[str, int], Mapping[str, int]]
     cache: str | None
+    ranks: tuple[int, ...] = (0,)
 
 
-def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0) -> Drive:
+def drive(
+    model: nn.Module, prompt: Tensor, schedule: Schedule, *, vocabulary: int | None = None, seed: int = 0
+) -> Drive:
     """Feed a prompt in chunks, then decode; what is decoded is sampled from the model's own distribution.
 
     Args:
@@ -97,10 +105,12 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
             all tokens are given, and drawn from the prompt.
         prompt: `[T]` int64; of the schedule's prompt or longer.
         schedule: the pieces.
+        vocabulary: how many logits the reference has; None where this process is the only rank.
         seed: of the sampling.
 
     Raises:
-        TargetError: the model fails, or returns no logits.
+        TargetError: the model fails, or returns no logits on any rank.
+        MismatchError: the ranks' logits are not of the vocabulary.
     """
     argument, device = cache_argument(model), device_of(model)
     if argument is None:
@@ -109,6 +119,7 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
     tokens[: schedule.prompt] = prompt[: schedule.prompt]
     generator = torch.Generator().manual_seed(seed)
     logits: Tensor | None = None
+    ranks: tuple[int, ...] = ()
     watch = CacheWatch()
     cache = None if argument is None else configured_cache(model, schedule.total)
     dims = None
@@ -122,13 +133,18 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
             if start >= schedule.prompt and meter is None:
                 before, meter = hoards(model), stack.enter_context(Meter())
             given = tokens[None, start:stop].to(device)
-            made, cache = ported(model, given, cache=cache, argument=argument, fed=start)
-            if logits is None:
-                logits = torch.empty(schedule.total, made.shape[-1], dtype=made.dtype)
+            made, cache = stepped(model, given, cache=cache, argument=argument, fed=start)
+            if not ranks:
+                ranks = _agreed(made, vocabulary)
                 dims = token_dims(model, argument, cache)
-            logits[start:stop] = made
+            if isinstance(made, Tensor):
+                if logits is None:
+                    logits = torch.empty(schedule.total, made.shape[-1], dtype=made.dtype)
+                logits[start:stop] = made
             if stop >= schedule.prompt and stop < schedule.total:
-                tokens[stop] = _sampled(made[-1], generator)
+                tokens[stop] = _sampled(
+                    gathered(made[-1] if isinstance(made, Tensor) else None, ranks), generator
+                )
             del made, given
             if argument is not None and (meter is None or (stop - schedule.prompt) % every == 0):
                 views = layer_views(cache, dims) or ()
@@ -136,15 +152,29 @@ def drive(model: nn.Module, prompt: Tensor, schedule: Schedule, *, seed: int = 0
                 memory = None if meter is None else meter.read(kept, device)
                 readings.append(Reading(fed=stop, layers=watch.read(views, fed=stop), memory=memory))
                 del kept, views
-    assert logits is not None
     return Drive(
         schedule=schedule,
         tokens=tokens,
-        logits=logits,
+        logits=torch.empty(0, 0) if logits is None else logits,
         readings=tuple(readings),
         hoarded=(before, hoards(model)),
         cache=None if argument is None or cache is None else type(cache).__name__,
+        ranks=ranks,
     )
+
+
+def _agreed(made: Tensor | TargetError, vocabulary: int | None) -> tuple[int, ...]:
+    """Return the ranks whose logits are the model's, the same on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1 or vocabulary is None:
+        if isinstance(made, TargetError):
+            raise made
+        return (0,)
+    returned: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(returned, made if isinstance(made, TargetError) else Share.of([made]))
+    shares = {rank: share for rank, share in enumerate(returned) if isinstance(share, Share)}
+    if not shares:
+        raise returned[0]
+    return holders(shares, vocabulary=vocabulary).ranks
 
 
 class CacheWatch:
@@ -214,9 +244,6 @@ def _marks(rows: tuple[Tensor, Tensor]) -> np.ndarray[Any, Any]:
 
 
 def _sampled(logits: Tensor, generator: torch.Generator) -> int:
-    """Draw a token from `[V]` logits, the same on all ranks."""
+    """Draw a token from `[V]` logits, which all ranks have by now, as they have the generator."""
     noise = torch.rand(len(logits), generator=generator, dtype=torch.float64)
-    chosen = (logits.double().nan_to_num() - noise.clamp(min=1e-300).log().neg().log()).argmax()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast(chosen, src=0)
-    return int(chosen)
+    return int((logits.double().nan_to_num() - noise.clamp(min=1e-300).log().neg().log()).argmax())

@@ -118,6 +118,8 @@ def _predicted(readings: Sequence[Reading], context: Context) -> float:
     first, last = readings[0], readings[-1]
     total = 0.0
     for i, layer in enumerate(last.layers):
+        if layer is None:
+            continue
         window = context.window_of(i)
         is_growing = layer.capacity is None and layer.held is not None
         if is_growing and (window is None or window.may_grow(first.fed)):
@@ -128,7 +130,9 @@ def _predicted(readings: Sequence[Reading], context: Context) -> float:
 def _spread(reading: Reading, token_values: Sequence[int | None]) -> str | None:
     """Say that a token takes more numbers than in the reference's cache, heads of all ranks counted there."""
     for number, (layer, values) in enumerate(zip(reading.layers, token_values, strict=False)):
-        if values is not None and layer.row_values is not None and layer.row_values > values:
+        if layer is None or values is None:
+            continue
+        if layer.row_values is not None and layer.row_values > values:
             return (
                 f"a token takes {layer.row_values} numbers of the cache of layer {number}, and {values} of "
                 "the reference's: keys and values are kept once for every query head, or on every rank"
@@ -145,14 +149,16 @@ def _row_bytes(layer: LayerReading) -> float:
 def _greediest(readings: Sequence[Reading], context: Context) -> str:
     """Name the layer whose cache grows most beyond what it must."""
     fed = [reading.fed for reading in readings]
-    worst, most = 0, -1.0
-    for i, layer in enumerate(readings[-1].layers):
-        slope = slope_of(fed, [reading.layers[i].size_bytes for reading in readings])
+    shown = {i: layer for i, layer in enumerate(readings[-1].layers) if layer is not None}
+    worst, most = min(shown), -1.0
+    for i, layer in shown.items():
+        sizes = [own.size_bytes for reading in readings if (own := reading.layers[i]) is not None]
+        slope = slope_of(fed, sizes)
         window = context.window_of(i)
         must = _row_bytes(layer) if window is None or window.may_grow(fed[0]) else 0.0
         if slope is not None and slope.value - must > most:
             worst, most = i, slope.value - must
-    layer = readings[-1].layers[worst]
+    layer = shown[worst]
     window = context.window_of(worst)
     if window is not None and layer.held is not None and layer.held > window.size:
         has = f"its {window.noun} is {window.size}"

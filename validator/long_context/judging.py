@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from validator.long_context.hypotheses import explanation
 from validator.long_context.landmarks import hint, landmarks, told
 from validator.long_context.localising import Culprit, localised
 from validator.long_context.noise import Band, measured_band
-from validator.long_context.observing import LongRun, Seen, see, token_values_of
+from validator.long_context.observing import LongRun, Seen, joined, reference_sizes, see, with_logits
 from validator.long_context.occupancy import Occupancy, occupancy
 from validator.long_context.position_errors import LIMIT, PositionErrors, position_errors
 from validator.long_context.prefixes import judge_shared_prefix
+from validator.long_context.shares import ALONE, Holders, holders
+from validator.long_context.stages import placed
 from validator.pretrained import without_loading_bars
 from validator.testing.ranks import on_ranks
 
@@ -57,6 +59,7 @@ class LongContext:
         growth: of the first rank's memory.
         memory_problems: of the memory of all ranks.
         prefix_problems: of shared prefixes; None where there is no cache.
+        holders: the ranks whose logits are judged, and those whose copies of them differ.
     """
 
     context: Context
@@ -70,6 +73,7 @@ class LongContext:
     growth: Growth
     memory_problems: tuple[str, ...]
     prefix_problems: tuple[str, ...] | None
+    holders: Holders
 
 
 def examined(run: LongRun) -> LongContext:
@@ -81,11 +85,12 @@ def examined(run: LongRun) -> LongContext:
     with tempfile.TemporaryDirectory(prefix="validator-") as name, without_loading_bars():
         target = run.load()
         reference = target.reference()
-        context, token_values = context_of(reference), token_values_of(reference)
+        context, sizes = context_of(reference), reference_sizes(reference)
         del reference
         folder = Path(name)
-        seen: list[Seen] = on_ranks(see, (run, context), nproc=run.nproc, device=run.device, folder=folder)
-        first = seen[0]
+        asked = (run, context, sizes.vocabulary)
+        seen: list[Seen] = on_ranks(see, asked, nproc=run.nproc, device=run.device, folder=folder)
+        first, held_by = _whole(seen, sizes.vocabulary)
 
         def measured(text: Tensor) -> Band:
             return measured_band(target.reference, text, dtype=first.dtype, recipe=run.declared(target))
@@ -96,9 +101,11 @@ def examined(run: LongRun) -> LongContext:
         whole = judge(first.whole)
         across = None if first.across is None else judge(first.across)
         prefix_problems = None if first.shared is None else judge_shared_prefix(first.shared, measured)
-    is_shown = any(reading.layers for reading in first.whole.readings)
+    layers = len(sizes.token_values) or len(context.windows)
+    seen = _placed(seen, layers)
+    is_shown = any(reading.layers for each in seen for reading in each.whole.readings)
     held = [_held(each, context) if is_shown else [] for each in seen]
-    growths = [memory_growth(each.whole, context, token_values) for each in seen]
+    growths = [memory_growth(each.whole, context, sizes.token_values) for each in seen]
     return LongContext(
         context=context,
         argument=first.argument,
@@ -114,7 +121,24 @@ def examined(run: LongRun) -> LongContext:
         growth=growths[0],
         memory_problems=said_by_rank([growth.problems for growth in growths]),
         prefix_problems=prefix_problems,
+        holders=held_by,
     )
+
+
+def _whole(seen: Sequence[Seen], vocabulary: int) -> tuple[Seen, Holders]:
+    """Return what the first rank saw, with the model's logits, and which ranks hold these."""
+    if len(seen) == 1:
+        return seen[0], ALONE
+    found = holders({i: each.share for i, each in enumerate(seen) if each.share}, vocabulary=vocabulary)
+    logits = joined([seen[rank] for rank in found.ranks])
+    return with_logits(seen[0], logits), found
+
+
+def _placed(seen: Sequence[Seen], layers: int) -> list[Seen]:
+    whole = placed([each.whole for each in seen], layers=layers)
+    runs = [each.across for each in seen if each.across is not None]
+    across = placed(runs, layers=layers) if len(runs) == len(seen) else [each.across for each in seen]
+    return [replace(each, whole=w, across=a) for each, w, a in zip(seen, whole, across, strict=True)]
 
 
 def _held(seen: Seen, context: Context) -> list[Occupancy]:
@@ -178,7 +202,7 @@ def _onset_text(
     if onset < min(start - 1, 8):
         place, likely = (
             f"at position {onset}",
-            "no matter of the context's length: it is there from the start",
+            "no matter of the context's length: it is there from the start, where `validator check` looks",
         )
     if why is not None:
         likely = None

@@ -12,7 +12,7 @@ from validator.capturing.reader import open_capture
 from validator.capturing.session import capture_run
 from validator.errors import ValidatorError
 from validator.judging import judged
-from validator.long_context.calling import cache_argument, configured_cache, device_of, ported
+from validator.long_context.calling import cache_argument, configured_cache, device_of, stepped
 from validator.long_context.driving import Drive
 from validator.long_context.observing import LongRun
 from validator.report import facts
@@ -95,13 +95,13 @@ def localised(
 
 
 def replayed(model: nn.Module, tokens: Tensor, sizes: list[int] | tuple[int, ...]) -> list[Tensor]:
-    """Feed `[T]` tokens to a model in pieces of these sizes, and return each piece's logits."""
+    """Feed `[T]` tokens to a model in pieces of these sizes, and return the logits that this rank has."""
     argument = cache_argument(model)
     cache = None if argument is None else configured_cache(model, len(tokens))
     made = []
     for piece in torch.split(tokens, list(sizes)):
-        logits, cache = ported(model, piece[None].to(device_of(model)), cache=cache, argument=argument)
-        made.append(logits)
+        logits, cache = stepped(model, piece[None].to(device_of(model)), cache=cache, argument=argument)
+        made += [logits] if isinstance(logits, Tensor) else []
     return made
 
 

@@ -3,11 +3,13 @@
 Shape legend: T = tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from validator.errors import TargetError, UsageError
 from validator.faults import parse
@@ -19,12 +21,13 @@ from validator.long_context.driving import CacheWatch, Drive, drive
 from validator.long_context.prefixes import SharedPrefix, share_prefix
 from validator.long_context.prompts import long_prompt
 from validator.long_context.schedules import across_the_window, whole_context
+from validator.long_context.shares import Share
 from validator.numerics.formats import weights_dtype
 from validator.numerics.recipes import Recipe, recipe_named
 from validator.target import Target, load_target
 from validator.testing.settings import Settings
 
-__all__ = ["LongRun", "Seen", "see", "token_values_of"]
+__all__ = ["LongRun", "Seen", "Sizes", "joined", "reference_sizes", "see", "with_logits"]
 
 _PREFIX = 48
 """Tokens of a shared prefix; two texts of 16 tokens follow it."""
@@ -61,7 +64,7 @@ class LongRun:
             UsageError: they name no target.
         """
         if settings.target is None:
-            raise UsageError("no target is named: give --validator-target FILE")
+            raise UsageError("no target is named: give --validator-target=FILE")
         return cls(
             source=settings.target,
             nproc=settings.nproc,
@@ -98,6 +101,7 @@ class Seen:
         whole: a prompt longer than any window in chunks, then decoding.
         across: decoding across the edge of the window; None where there is none, or `whole` has it.
         shared: two texts that share a prefix; None without a cache that can be copied, or room for them.
+        share: what this rank's logits in all of these are; None where it returns nothing like logits.
     """
 
     dtype: torch.dtype
@@ -105,9 +109,23 @@ class Seen:
     whole: Drive
     across: Drive | None
     shared: SharedPrefix | None
+    share: Share | None
 
 
-def see(rank: int, world_size: int, run: LongRun, context: Context) -> Seen:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the reference shows of itself on two tokens.
+
+    Attributes:
+        vocabulary: how many logits it has.
+        token_values: how many numbers a token takes in each layer of its cache; empty where it shows none.
+    """
+
+    vocabulary: int
+    token_values: tuple[int | None, ...]
+
+
+def see(rank: int, world_size: int, run: LongRun, context: Context, vocabulary: int) -> Seen:
     """Run this rank's candidate.
 
     Args:
@@ -115,6 +133,7 @@ def see(rank: int, world_size: int, run: LongRun, context: Context) -> Seen:
         world_size: of the process group.
         run: what to run.
         context: of the reference.
+        vocabulary: how many logits it has.
 
     Raises:
         ValidatorError: the target fails, or can't be run so.
@@ -124,43 +143,82 @@ def see(rank: int, world_size: int, run: LongRun, context: Context) -> Seen:
     schedule = whole_context(context, is_long=run.is_long)
     edge = across_the_window(context, schedule)
     ids = target.inputs()
-    vocabulary = _vocabulary(model)
     prompt = long_prompt(ids, tokens=schedule.total, vocabulary=vocabulary)
-    argument = cache_argument(model)
-    whole = drive(model, prompt, schedule)
-    across = None if edge is None or argument is None else drive(model, prompt, edge)
+    argument = _same_argument(model)
+    whole = drive(model, prompt, schedule, vocabulary=vocabulary)
+    across = None
+    if edge is not None and argument is not None:
+        across = drive(model, prompt, edge, vocabulary=vocabulary)
     shared = None
     if argument is not None and (context.limit is None or context.limit >= _PREFIX + _FOLLOWING):
         text = long_prompt(ids, tokens=_PREFIX + _FOLLOWING, vocabulary=vocabulary)
         shared = share_prefix(model, text, prefix=_PREFIX)
-    dtype = weights_dtype(model) or torch.float32
-    seen = Seen(dtype=dtype, argument=argument, whole=whole, across=across, shared=shared)
-    return seen if rank == 0 else _without_logits(seen)
+    seen = Seen(
+        dtype=weights_dtype(model) or torch.float32,
+        argument=argument,
+        whole=whole,
+        across=across,
+        shared=shared,
+        share=None,
+    )
+    if whole.logits.numel():
+        seen = replace(seen, share=Share.of(_logits(seen)))
+    # Another rank need send only what its cache and its memory were.
+    return seen if rank in whole.ranks else with_logits(seen, [x[:0] for x in _logits(seen)])
 
 
-def _vocabulary(model: nn.Module) -> int | None:
-    config: Any = getattr(model, "config", None)
-    if config is not None and hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
-    size = getattr(config, "vocab_size", None)
-    return size if isinstance(size, int) else None
+def with_logits(seen: Seen, logits: Sequence[Tensor]) -> Seen:
+    """Return what was seen with other logits, in the order in which `joined` gives them."""
+    left = iter(logits)
+    whole = replace(seen.whole, logits=next(left))
+    across = None if seen.across is None else replace(seen.across, logits=next(left))
+    shared = seen.shared
+    if shared is not None:
+        again, reused = (next(left), next(left)), (next(left), next(left))
+        shared = replace(shared, again=again, reused=reused)
+    return replace(seen, whole=whole, across=across, shared=shared)
 
 
-def _without_logits(seen: Seen) -> Seen:
-    """Return what another rank than the first need send: what its cache and its memory were."""
-
-    def bare(run: Drive | None) -> Any:
-        return None if run is None else replace(run, logits=run.logits[:0])
-
-    return replace(seen, whole=bare(seen.whole), across=bare(seen.across))
+def joined(seen: Sequence[Seen]) -> list[Tensor]:
+    """Return the logits of ranks side by side, each of the whole vocabulary, run by run."""
+    return [torch.cat(parts, dim=-1) for parts in zip(*map(_logits, seen), strict=True)]
 
 
-def token_values_of(reference: nn.Module) -> tuple[int | None, ...]:
-    """Return how many numbers a token takes in each layer of a model's cache; empty where it shows none."""
+def _logits(seen: Seen) -> list[Tensor]:
+    runs = [run.logits for run in (seen.whole, seen.across) if run is not None]
+    return runs if seen.shared is None else [*runs, *seen.shared.again, *seen.shared.reused]
+
+
+def _same_argument(model: nn.Module) -> str | None:
+    """Return what all ranks call the cache: those that take none would be fed in other pieces."""
+    argument = cache_argument(model)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        names: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(names, argument)
+        other = next((rank for rank, name in enumerate(names) if name != names[0]), None)
+        if other is not None:
+            raise TargetError(
+                f"the candidate's forward calls its cache {names[0]!r} on rank 0 and {names[other]!r} on "
+                f"rank {other}: give each stage the same arguments, past_key_values or none"
+            )
+    return argument
+
+
+def reference_sizes(reference: nn.Module) -> Sizes:
+    """Ask a reference about two tokens.
+
+    Raises:
+        TargetError: it fails, or returns no logits.
+    """
+    tokens = torch.ones(1, 2, dtype=torch.int64, device=device_of(reference))
+    logits, _ = ported(reference, tokens, cache=None, argument=None, side="reference")
+    return Sizes(vocabulary=logits.shape[-1], token_values=_token_values(reference, tokens))
+
+
+def _token_values(reference: nn.Module, tokens: Tensor) -> tuple[int | None, ...]:
     argument = cache_argument(reference)
     if argument is None:
         return ()
-    tokens = torch.ones(1, 2, dtype=torch.int64, device=device_of(reference))
     try:
         _, cache = ported(reference, tokens, cache=None, argument=argument)
     except TargetError:

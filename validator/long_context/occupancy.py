@@ -16,7 +16,8 @@ class Occupancy:
     """What the cache held at the end, and what was wrong on the way.
 
     Attributes:
-        held: tokens of each layer at the end; None for a state that holds none one by one.
+        held: tokens of each layer at the end; None for a state that holds none one by one, or a layer that
+            another stage has.
         size_bytes: of all layers.
         problems: sentences; empty where all is well.
     """
@@ -44,8 +45,8 @@ def occupancy(drive: Drive, context: Context) -> Occupancy:
             wrong.setdefault(text, []).append(number)
     problems = [f"the cache of {_layers(numbers)} {text}" for text, numbers in wrong.items()]
     return Occupancy(
-        held=tuple(layer.held for layer in last.layers),
-        size_bytes=sum(layer.size_bytes for layer in last.layers),
+        held=tuple(None if layer is None else layer.held for layer in last.layers),
+        size_bytes=sum(layer.size_bytes for layer in last.layers if layer is not None),
         problems=tuple(problems),
     )
 
@@ -58,10 +59,10 @@ def _layers(numbers: Sequence[int]) -> str:
 def _first_problem(readings: Sequence[Reading], number: int, window: Window | None) -> str | None:
     before = None
     for reading in readings:
-        if number < len(reading.layers):
-            text = _problem(reading.layers[number], reading, before, window)
-            if text is not None:
-                return text
+        layer = reading.layers[number] if number < len(reading.layers) else None
+        text = None if layer is None else _problem(layer, reading, before, window)
+        if text is not None:
+            return text
         before = reading
     return None
 
@@ -93,12 +94,11 @@ def _problem(
 
 def _keeps_too_much(readings: Sequence[Reading], number: int, window: Window | None) -> str | None:
     """Say that a layer with a window holds tokens, and blocks of them, that no query sees any more."""
-    layers = [(reading.fed, reading.layers[number]) for reading in readings if number < len(reading.layers)]
-    if window is None or not layers:
+    fed, layer = readings[-1].fed, readings[-1].layers[number]
+    if window is None or layer is None or layer.held is None:
         return None
-    fed, layer = layers[-1]
     # The last block may be begun, and the first be seen in part.
-    if layer.held is None or layer.held <= window.size + 2 * (layer.block - 1):
+    if layer.held <= window.size + 2 * (layer.block - 1):
         return None
     what = "never evicts" if layer.held == fed else "evicts too late"
     return (

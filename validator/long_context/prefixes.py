@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from validator.long_context.cache_layouts import token_dims
 from validator.long_context.cache_views import layer_views
-from validator.long_context.calling import cache_argument, device_of, ported
+from validator.long_context.calling import cache_argument, device_of, stepped
 from validator.long_context.driving import CacheWatch
 from validator.long_context.noise import Band
 from validator.long_context.position_errors import position_errors
@@ -29,7 +29,8 @@ class SharedPrefix:
         prefix: how many tokens they share.
         tokens: of each text, what follows the prefix, `[T]`.
         again: of each text, `[T, V]` logits with the prefix computed again.
-        reused: the same, going on from a copy of the prefix's cache, one text after the other.
+        reused: the same, going on from a copy of the prefix's cache, one text after the other. All four are
+            empty on a rank that returns nothing like logits.
         changed: of each layer, whether the prefix's own cache was changed by those that went on from copies;
             None where a layer doesn't show it.
     """
@@ -65,15 +66,15 @@ def share_prefix(model: nn.Module, text: Tensor, *, prefix: int) -> SharedPrefix
         parts = [end[:-4], *(end[i : i + 1] for i in range(len(end) - 4, len(end)))]
         made = []
         for part in parts:
-            logits, cache = ported(model, part[None].to(device), cache=cache, argument=argument)
-            made.append(logits)
+            logits, cache = stepped(model, part[None].to(device), cache=cache, argument=argument)
+            made.append(logits if isinstance(logits, Tensor) else torch.empty(0, 0))
         return torch.cat(made)
 
     again = []
     for end in ends:
-        _, fresh = ported(model, given, cache=None, argument=argument)
+        _, fresh = stepped(model, given, cache=None, argument=argument)
         again.append(ended(fresh, end))
-    _, shared = ported(model, given, cache=None, argument=argument)
+    _, shared = stepped(model, given, cache=None, argument=argument)
     dims, watch = token_dims(model, argument, shared), CacheWatch()
     before = watch.read(layer_views(shared, dims) or (), fed=prefix)
     try:

@@ -14,13 +14,13 @@ from validator.errors import MismatchError
 __all__ = ["long_prompt", "short_prompts"]
 
 
-def long_prompt(inputs: Mapping[str, Any], *, tokens: int, vocabulary: int | None) -> Tensor:
+def long_prompt(inputs: Mapping[str, Any], *, tokens: int, vocabulary: int) -> Tensor:
     """Return the input tokens of a target end to end, then others drawn with a fixed seed.
 
     Args:
         inputs: of the target.
         tokens: how many are needed.
-        vocabulary: how many there are to draw from; None to draw from the target's own tokens.
+        vocabulary: how many there are to draw from.
 
     Returns:
         `[T]` int64; padding is left out.
@@ -30,10 +30,7 @@ def long_prompt(inputs: Mapping[str, Any], *, tokens: int, vocabulary: int | Non
     """
     own = torch.cat(_rows(inputs))
     generator = torch.Generator().manual_seed(0)
-    if vocabulary is None:
-        drawn = own[torch.randint(len(own), (tokens,), generator=generator)]
-    else:
-        drawn = torch.randint(vocabulary, (tokens,), generator=generator)
+    drawn = torch.randint(vocabulary, (tokens,), generator=generator)
     return torch.cat((own, drawn))[:tokens]
 
 

@@ -89,7 +89,7 @@ def score_target(
     target.require("candidate")
     model = target.reference()
     try:
-        questions = _questions(target, model, plan)
+        questions, note = _questions(target, model, plan)
     except MismatchError as error:
         raise NotGenerativeError(str(error)) from error
     stored = None if baseline is None else read_logits(baseline)
@@ -100,10 +100,11 @@ def score_target(
     )
     answers = ask(run, questions)
     judge = _Judge(model, answers, allowed_recipe(recipe, target))
-    return judge.scores(questions, stored)
+    return replace(judge.scores(questions, stored), note=note)
 
 
-def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
+def _questions(target: Target, model: nn.Module, plan: Plan) -> tuple[Questions, str | None]:
+    """Return what is asked, and what is to be known of the text that is read."""
     limit = context_of(model).limit
     room = plan.prompt_tokens if limit is None else max(1, min(plan.prompt_tokens, limit - plan.steps))
     prompts = short_prompts(target.inputs(), count=plan.prompts, tokens=room)
@@ -114,13 +115,19 @@ def _questions(target: Target, model: nn.Module, plan: Plan) -> Questions:
         for sampling in (GREEDY, plan.sampling)
     }
     vocabulary = read(model, prompts[:1]).shape[-1]
-    tokens = tokens_of(shipped_text(), model, vocabulary=vocabulary)
+    text = tokens_of(shipped_text(), model, vocabulary=vocabulary)
     size = plan.window_tokens if limit is None else min(plan.window_tokens, limit)
-    return Questions(
+    questions = Questions(
         prompts=prompts,
         texts=texts,
-        readings={"text": windows_of(tokens, count=plan.windows, size=size)},
+        readings={"text": windows_of(text.ids, count=plan.windows, size=size)},
         vocabulary=vocabulary,
+    )
+    if text.note is None:
+        return questions, None
+    return questions, (
+        f"the text was read as bytes, since {text.note}: both sides read the same, but its perplexity is not "
+        "that of the text in the model's own tokens"
     )
 
 
@@ -154,7 +161,7 @@ class _Judge:
 
     def scores(self, questions: Questions, baseline: StoredLogits | None) -> Scores:
         made = tuple(questions.texts.values())
-        scores = Scores(prompts=questions.prompts, texts=made, unequal_ranks=self._answers.unequal_ranks)
+        scores = Scores(prompts=questions.prompts, texts=made, holders=self._answers.holders)
         samplers = tuple(
             judge_sampler(
                 logits=self._answers.texts[number].flatten(0, 1),

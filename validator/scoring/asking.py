@@ -5,7 +5,7 @@ Shape legend: B = sequences, P = tokens of the prompts, T = steps, W = windows, 
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from validator.errors import MismatchError, TargetError
 from validator.faults import parse
 from validator.launch import launch
+from validator.long_context.shares import ALONE, Holders, Share, holders
 from validator.numerics.formats import weights_dtype
 from validator.scoring.generation import all_logits, called, follow
 from validator.scoring.sampling import Sampling
@@ -54,14 +55,14 @@ class Answers:
             was sampled; empty where it has none.
         readings: `[W, S, V]` logits of each of the readings.
         dtype: of most of its weights, the torch name without `torch.`; None without weights.
-        unequal_ranks: those that choose other tokens than the lowest rank with logits.
+        holders: the ranks whose logits these are.
     """
 
     texts: tuple[Tensor, ...]
     scores: dict[int, Tensor]
     readings: dict[str, Tensor]
     dtype: str | None
-    unequal_ranks: tuple[int, ...] = ()
+    holders: Holders = ALONE
 
 
 def ask(run: CandidateRun, questions: Questions) -> Answers:
@@ -69,13 +70,14 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
 
     Raises:
         LaunchError: a rank failed, died or took too long.
-        MismatchError: the model returns no logits, or on no rank those of the reference's vocabulary.
+        MismatchError: the model returns no logits, or neither one rank nor several together those of the
+            reference's vocabulary.
         ValidatorError: the target fails.
     """
     if run.nproc == 1 and run.timeout_s is None:
         target, model = _candidate(run)
         only = answer(model, target, questions)
-        return _whole({0: only}, questions.vocabulary)[0]
+        return _whole({0: only}, questions)
     with tempfile.TemporaryDirectory(prefix="validator-") as name:
         folder, device = Path(name), (run.device or "cpu").partition(":")[0]
         launch(
@@ -85,33 +87,33 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
     found = {rank: answers for rank, answers in loaded.items() if isinstance(answers, Answers)}
     if not found:
         raise MismatchError(str(loaded[0]))
-    whole = _whole(found, questions.vocabulary)
-    first = next(iter(whole.values()))
-    unequal = tuple(
-        rank for rank, other in whole.items() if not all(map(_choose_alike, first.texts, other.texts))
+    whole = _whole(found, questions)
+    if len(whole.holders.ranks) == 1:
+        return whole
+    target = load_target(run.source, device=run.device, dtype=run.dtype, tp=run.tp)
+    return replace(whole, scores=_scores(target, questions, whole.texts))
+
+
+def _whole(found: Mapping[int, Answers], questions: Questions) -> Answers:
+    """Return the answers of the ranks whose logits are the model's, side by side where each has a part."""
+    shares = {rank: Share.of((*each.texts, *each.readings.values())) for rank, each in found.items()}
+    held = holders(shares, vocabulary=questions.vocabulary)
+    parts = [found[rank] for rank in held.ranks]
+    for name, ids in questions.readings.items():
+        shape = parts[0].readings[name].shape[:2]
+        if shape != ids.shape:
+            raise MismatchError(
+                f"the candidate returns logits of {list(shape)} tokens on rank {held.ranks[0]} where it is "
+                f"given {list(ids.shape)}: return those of all tokens on one rank at least"
+            )
+    return replace(
+        parts[0],
+        texts=tuple(torch.cat(texts, dim=-1) for texts in zip(*(part.texts for part in parts), strict=True)),
+        readings={
+            name: torch.cat([part.readings[name] for part in parts], dim=-1) for name in parts[0].readings
+        },
+        holders=held,
     )
-    return replace(first, unequal_ranks=unequal)
-
-
-def _whole(found: Mapping[int, Answers], vocabulary: int) -> dict[int, Answers]:
-    """Return the answers of ranks that have logits of the whole vocabulary.
-
-    Others are stages of a pipeline before the last, or leave their part to the rank that gathers it.
-    """
-    sizes = {rank: answers.texts[0].shape[-1] for rank, answers in found.items()}
-    whole = {rank: answers for rank, answers in found.items() if sizes[rank] == vocabulary}
-    if not whole:
-        rank, size = next(iter(sizes.items()))
-        raise MismatchError(
-            f"the candidate returns {size} logits a token on rank {rank}, and the reference {vocabulary}: "
-            "return those of the whole vocabulary on one rank at least, without what pads it"
-        )
-    return whole
-
-
-def _choose_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Tell whether two ranks choose the same tokens; where neither has numbers, neither chooses."""
-    return torch.equal(ours.nan_to_num().argmax(-1), theirs.nan_to_num().argmax(-1))
 
 
 def answer(model: nn.Module, target: Target, questions: Questions) -> Answers:
@@ -144,12 +146,7 @@ def answer(model: nn.Module, target: Target, questions: Questions) -> Answers:
     dtype = weights_dtype(model)
     return Answers(
         texts=tuple(texts),
-        scores={
-            number: _sampled(target, logits, sampling)
-            for number, (sampling, logits) in enumerate(zip(questions.texts, texts, strict=True))
-            # What a stage hands on may look like logits of another vocabulary.
-            if not sampling.is_greedy and target.has_sampler and logits.shape[-1] == questions.vocabulary
-        },
+        scores=_scores(target, questions, texts),
         readings=readings,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
     )
@@ -163,6 +160,16 @@ def read(model: nn.Module, ids: Tensor) -> Tensor:
         MismatchError: the model returns none.
     """
     return all_logits(called(model, ids))
+
+
+def _scores(target: Target, questions: Questions, texts: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return what the port's sampler makes of logits of the whole vocabulary, by the number of each text."""
+    return {
+        number: _sampled(target, logits, sampling)
+        for number, (sampling, logits) in enumerate(zip(questions.texts, texts, strict=True))
+        # What a stage hands on may look like logits of another vocabulary.
+        if not sampling.is_greedy and target.has_sampler and logits.shape[-1] == questions.vocabulary
+    }
 
 
 def _sampled(target: Target, logits: Tensor, sampling: Sampling) -> Tensor:

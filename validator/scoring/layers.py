@@ -7,6 +7,7 @@ from torch import Tensor
 
 from validator.checks.findings import Check, Verdict
 from validator.errors import ValidatorError
+from validator.report.finding_text import next_command
 from validator.report.result import Result
 from validator.scoring.localising import check_tokens
 
@@ -50,7 +51,9 @@ def blame(
             continue
         finding = result.first_divergence or next(iter(result.findings), None)
         if finding is not None:
-            return f"The layers, on {where}: {finding.summary}", finding.module
+            command = next_command(result.outcome, finding)
+            advice = "" if command is None else f"\nNext: {command}"
+            return f"The layers, on {where}: {finding.summary}{advice}", finding.module
         if result.verdict is Verdict.INCONCLUSIVE:
             why = "; ".join(result.outcome.why_inconclusive)
             open_ones.append(f"The check of the layers on {where} is inconclusive: {why}.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from validator.errors import UsageError
+from validator.long_context.shares import ALONE, Holders
 from validator.scoring.choices import TextScore
 from validator.scoring.distances import DistributionScore, PerplexityScore
 from validator.scoring.samplers import SamplerScore
@@ -59,9 +60,10 @@ class Scores:
         read: distributions on the text that ships, read at once.
         perplexity: of that text.
         versus_baseline: distributions on what a stored run read, or None without one.
-        unequal_ranks: ranks that choose other tokens than rank 0.
+        holders: the candidate's ranks whose logits are judged, and those whose copies differ.
         noise_is_heavy: whether single choices may go far astray by noise, as behind a router.
         unjudged: why something was not judged.
+        note: what is to be known of the text that is read, or None.
     """
 
     prompts: Tensor
@@ -72,9 +74,10 @@ class Scores:
     read: DistributionScore | None = None
     perplexity: PerplexityScore | None = None
     versus_baseline: DistributionScore | None = None
-    unequal_ranks: tuple[int, ...] = ()
+    holders: Holders = ALONE
     noise_is_heavy: bool = False
     unjudged: tuple[str, ...] = ()
+    note: str | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -87,14 +90,7 @@ class Scores:
             self.perplexity,
             self.versus_baseline,
         )
-        ranks = (
-            (
-                f"rank {', '.join(map(str, self.unequal_ranks))} chooses other tokens than rank 0 after the "
-                "same prompts",
-            )
-            if self.unequal_ranks
-            else ()
-        )
+        ranks = () if self.holders.problem is None else (self.holders.problem,)
         return (*ranks, *(sentence for part in judged if part is not None for sentence in part.problems))
 
     def text_at_fault(self) -> Tensor | None:

@@ -197,7 +197,13 @@ def _tokens(model: nn.Module, sample: Sample) -> Tensor:
         ids = torch.tensor(sample.input_ids, dtype=torch.int64)
     else:
         vocabulary = read(model, torch.zeros(1, 1, dtype=torch.int64)).shape[-1]
-        ids = tokens_of(f"{sample.prompt or ''}{sample.continuation}", model, vocabulary=vocabulary)
+        found = tokens_of(f"{sample.prompt or ''}{sample.continuation}", model, vocabulary=vocabulary)
+        if found.note is not None:
+            raise UsageError(
+                f"the prompt of {sample.name} is text, and {found.note}: save the tokenizer beside the "
+                "checkpoint, or write the tokens that were scored into the file of samples, as input_ids"
+            )
+        ids = found.ids
     if not len(ids):
         raise UsageError(f"the prompt of {sample.name} is empty: there is nothing to ask the models")
     return ids[None]
