@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from validator.errors import LaunchError, UsageError
 from validator.rank_errors import cause, time_limit_error, trace_file, write_report
 
-__all__ = ["init_process_group", "launch"]
+__all__ = ["device_count", "init_process_group", "launch", "require_devices"]
 
 # A rank that lost a peer waits this long before it fails, so that the launcher sees the peer's end first.
 _AFTER_LOST_PEER_S = 1.0
@@ -60,7 +60,7 @@ def launch(
         ValidatorError: a rank raised it: same class, same message, after the rank's number.
         UsageError: there are not `nproc` such devices.
     """
-    _check_devices(nproc, device)
+    require_devices(nproc, device)
     interrupted: signal.Signals | None = None
     with (
         tempfile.TemporaryDirectory(prefix="validator-ranks-") as name,
@@ -153,19 +153,37 @@ def init_process_group(device: str) -> None:
     dist.init_process_group(f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}")
 
 
-def _check_devices(nproc: int, device: str) -> None:
-    if nproc < 1:
-        raise UsageError(f"--nproc is {nproc}; it must be 1 or more")
+def device_count(device: str) -> int | None:
+    """Return how many devices of a kind this machine has; None for the CPU, where any number of ranks runs.
+
+    Raises:
+        UsageError: torch knows no such device.
+    """
     try:
         kind = torch.device(device).type
-    except RuntimeError:
+        return None if kind == "cpu" else int(torch.get_device_module(kind).device_count())
+    except (RuntimeError, AttributeError):  # kinds such as meta have no module
         raise UsageError(f"--device {device!r} is no device that torch knows; try cpu or cuda") from None
-    if kind == "cpu":
-        return
-    count = torch.get_device_module(kind).device_count()
-    if count < nproc:
+
+
+def require_devices(nproc: int, device: str, *, asked: str = "--nproc") -> None:
+    """Refuse more ranks than there are devices.
+
+    Args:
+        nproc: number of ranks.
+        device: torch device, or its type.
+        asked: the option that asks for so many.
+
+    Raises:
+        UsageError: there are fewer, none, or it is no number of ranks.
+    """
+    if nproc < 1:
+        raise UsageError(f"{asked} is {nproc}; it must be 1 or more")
+    count = device_count(device)
+    if count is not None and count < nproc:
+        kind = torch.device(device).type
         raise UsageError(
-            f"--nproc {nproc} with --device {kind} needs {nproc} such devices; this machine has {count}"
+            f"{asked} {nproc} with --device {kind} needs {nproc} such devices; this machine has {count}"
         )
 
 

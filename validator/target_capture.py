@@ -8,7 +8,7 @@ from validator.errors import UsageError
 from validator.numerics.recipes import recipe_named
 from validator.runs import SideRun, capture_side
 
-__all__ = ["capture_target"]
+__all__ = ["capture_target", "require_runs"]
 
 
 def capture_target(
@@ -70,7 +70,7 @@ def capture_target(
             f"--plant {plant} would spoil the reference, which is trusted: write {source}:candidate"
         )
     if noise is not None:
-        _check_noise(source, side, noise)
+        require_runs(source, side, noise)
     declared = recipe_named(recipe)
     run = SideRun(
         source=source,
@@ -95,7 +95,12 @@ def capture_target(
     return output
 
 
-def _check_noise(source: str, side: str, noise: int) -> None:
+def require_runs(source: str, side: str, noise: int) -> None:
+    """Refuse to measure noise on a candidate, or by fewer runs than a judgement takes.
+
+    Raises:
+        UsageError: in either case.
+    """
     if side != "reference":
         raise UsageError(
             f"--noise {noise} belongs to the reference, which a candidate is compared with: "

@@ -177,5 +177,5 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--keep {folder} can't be made: {error.strerror}") from None
+        raise UsageError(f"--keep {folder} can't be made: {error.strerror}; name a new folder") from None
     return folder

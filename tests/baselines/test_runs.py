@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,7 @@ from validator.baselines.recording import RunOptions, record_run
 from validator.baselines.store import listed, read_baseline, write_baseline
 from validator.checks.findings import Verdict
 from validator.cli import app
-from validator.errors import MismatchError, UsageError
+from validator.errors import MismatchError, UsageError, ValidatorError
 from validator.report.screen import plain_text
 
 PORT = """
@@ -83,6 +84,7 @@ def test_a_healthy_run_has_the_recorded_bits(recorded: Path, tmp_path: Path) -> 
     found = check_run("both", port(tmp_path), folder=recorded, demands_bits=True)
     assert found.verdict is Verdict.ALIGNED, found.summary
     assert found.summary == "bit for bit what both was"
+    assert found.notes == ()
 
 
 def test_a_fault_is_named_at_its_module(recorded: Path, tmp_path: Path) -> None:
@@ -109,6 +111,85 @@ def test_bits_within_rounding_are_told_and_are_a_divergence_only_where_bits_are_
     assert hint in plain_text(bounded, 200)
     assert hint not in plain_text(strict, 200)
     assert hint not in plain_text(replace(bounded, differences=(upgraded,)), 200)
+
+
+def test_a_fault_below_the_noise_of_all_before_it_passes_with_its_size_told_and_is_found_by_edge(
+    recorded: Path, tmp_path: Path
+) -> None:
+    small = port(tmp_path, factor="1.02")
+    bounded = check_run("alone", small, folder=recorded)
+    assert bounded.verdict is Verdict.ALIGNED, bounded.summary
+    assert any("hides what changes its output by less than" in note for note in bounded.notes)
+    by_edge = check_run("alone", small, folder=recorded, by_edge=True)
+    assert by_edge.verdict is Verdict.DIVERGENT
+    assert by_edge.first is not None
+    assert (by_edge.first.module, by_edge.first.into) == ("", "head")
+    assert by_edge.summary.startswith("not what alone was: ")
+    assert not any("hides what" in note for note in by_edge.notes)
+    assert by_edge.to_json()["edges"]["verdict"] == "divergent"
+
+
+def test_a_healthy_run_is_aligned_by_edge(recorded: Path, tmp_path: Path) -> None:
+    for name in ("alone", "both"):
+        found = check_run(name, port(tmp_path), folder=recorded, by_edge=True)
+        assert found.verdict is Verdict.ALIGNED, found.summary
+        assert found.edges is not None
+        assert found.edges.outcome.judgements
+        assert "each judged by itself: 0 findings" in plain_text(found, 200)
+
+
+def test_a_reference_with_other_weights_than_the_stored_one_judges_nothing(
+    recorded: Path, tmp_path: Path
+) -> None:
+    other = Path(port(tmp_path))
+    other.write_text(
+        other.read_text()
+        .replace("manual_seed(1)", "manual_seed(SEED)")
+        .replace(
+            "def reference():\n    return Model()",
+            "def reference():\n    global SEED\n    SEED = 2\n    return Model()",
+        )
+        .replace("WIDTH = 32", "WIDTH = 32\nSEED = 1")
+    )
+    with pytest.raises(MismatchError, match=r"has another embed.weight than the one whose run the baseline"):
+        check_run("alone", str(other), folder=recorded, by_edge=True)
+
+
+def test_a_baseline_of_samples_is_not_judged_by_edge(tmp_path: Path) -> None:
+    thin = RunOptions(level="sample")
+    source = port(tmp_path)
+    record_run("thin", source, folder=tmp_path / "kept", options=thin)
+    with pytest.raises(MismatchError, match="the baseline 'thin' holds samples of tensors"):
+        check_run("thin", source, folder=tmp_path / "kept", by_edge=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "noise", "message"),
+    [
+        ({}, 4, "--noise 4 is too few stochastic runs to judge by: give 8 or more"),
+        ({"recipe": "nonsense"}, 12, "--recipe 'nonsense' is not known"),
+        ({"level": "nonsense"}, 12, "level 'nonsense' is not known"),
+        ({"device": "nonsense"}, 12, "'nonsense' is no device that torch knows"),
+        ({"device": "cuda", "nproc": 1 << 20}, 12, "needs 1048576 such devices"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_a_model_is_built(
+    tmp_path: Path, options: dict[str, Any], noise: int, message: str
+) -> None:
+    source = Path(port(tmp_path))
+    source.write_text(source.read_text().replace("return Model()", "raise RuntimeError('was built')"))
+    source.write_text(source.read_text().replace("def candidate():", "def candidate(device='cpu'):"))
+    source.write_text(source.read_text().replace("model = Model()", "raise RuntimeError('was built')"))
+    with pytest.raises(ValidatorError, match=message):
+        record_run(
+            "new",
+            str(source),
+            "candidate",
+            folder=tmp_path / "kept",
+            options=RunOptions(**options),
+            noise=noise,
+        )
+    assert not (tmp_path / "kept" / "new").exists()
 
 
 def test_other_inputs_are_refused_with_both_checksums(recorded: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from validator.day0.records import Day0, StageResult
 from validator.day0.running import run_day0
 from validator.day0.speed import Speed
 from validator.day0.stages import STAGES, Context, Stage
-from validator.errors import LaunchError, UsageError
+from validator.errors import LaunchError, TargetError, UsageError
 from validator.inventory import Inventory, model_inventory
 from validator.testing.answers import Answer, Suite, Summary
 from validator.testing.records import Ending
@@ -134,6 +134,18 @@ def test_every_stage_runs_with_the_settings_of_the_project_and_what_is_given_goe
     assert len(asked) == 6
     assert {(options["nproc"], options["dtype"]) for options in asked} == {(2, "bfloat16")}
     assert [options["card_counts"] for options in asked if "card_counts" in options] == ["1,4"] * 3
+
+
+def test_card_counts_that_nobody_named_are_left_to_the_suites(tmp_path: Path) -> None:
+    asked: list[str | None] = []
+
+    def run(context: Context, own: Stage) -> StageResult:
+        asked.append(context.run_options()["card_counts"])
+        return own.ended(Ending.PASSED, "")
+
+    day0(tmp_path, Stage(name="a", asked="?", run=run))
+    day0(tmp_path, Stage(name="a", asked="?", run=run), card_counts="1,2")
+    assert asked == [None, "1,2"]
 
 
 @pytest.mark.parametrize("name", ["alignment", "determinism", "long_context"])
@@ -275,6 +287,10 @@ def test_a_bad_option_and_a_folder_that_can_t_be_written_end_before_any_stage(tm
     ran: list[str] = []
     with pytest.raises(UsageError, match="different numbers of ranks"):
         day0(tmp_path, stage("a", Ending.PASSED, ran), card_counts="one")
+    with pytest.raises(UsageError, match="'nonsense' is not known"):
+        day0(tmp_path, stage("a", Ending.PASSED, ran), options={"recipe": "nonsense"})
+    with pytest.raises(TargetError, match=r"no such target: 'nowhere.py'"):
+        run_day0("nowhere.py", folder=tmp_path / "out", stages=(stage("a", Ending.PASSED, ran),))
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="can't be written"):
         run_day0(str(tmp_path / "port.py"), folder=tmp_path / "file" / "out", stages=())

@@ -118,8 +118,8 @@ test_light.py::test_looks_at_nothing: could not run: it passed, but compared
   nothing: call check(), assert_aligned(), require() or figure() of `validation`
 test_light.py::test_mistake: could not run: candidate() fails: out of memory
 test_light.py::test_not_applicable: not applicable: the port has no cache
-test_light.py::test_passes: passed, slope 0.125 B/token (limit 1 B/token), steps
-  100
+test_light.py::test_passes: passed
+  slope 0.125 B/token (limit 1 B/token), steps 100
 test_light.py::test_undecided: inconclusive: The control did not fail.
 """.splitlines()
 
@@ -171,7 +171,7 @@ def test_a_failure_is_the_finding_without_a_traceback_on_one_screen(ports: tuple
 def test_the_run_has_one_section_of_ours(ports: tuple[Path, str]) -> None:
     assert len(re.findall(r"^=+ validator =+$", ports[1], re.MULTILINE)) == 1
     text = " ".join(line.strip() for line in section(ports[1], "validator"))
-    assert "test_ports.py::test_healthy: passed, perplexity 3.25 nat (limit 3.5 nat)" in text
+    assert "test_ports.py::test_healthy: passed perplexity 3.25 nat (limit 3.5 nat)" in text
     assert "test_ports.py::test_faulty: divergent: first at (the model itself), into head" in text
 
 
@@ -204,8 +204,10 @@ def test_every_way_to_end_is_told_the_same_with_workers_and_without(
     pytester: pytest.Pytester, options: list[str]
 ) -> None:
     pytester.makepyfile(test_light=LIGHT)
-    done = run_pytest(pytester.path, *options, "--junit-xml=j.xml")
+    done = run_pytest(pytester.path, *options, "--junit-xml=j.xml", "-rs")
     assert section(done.stdout, "validator") == SECTION
+    line = LIGHT.strip().splitlines().index("def test_not_applicable(validation):") + 1
+    assert f"SKIPPED [1] test_light.py:{line}: the port has no cache" in done.stdout
     assert "8 failed, 3 passed, 1 skipped, 1 error" in done.stdout
     shown = [line for line in section(done.stdout, "test_fails") if not line.startswith("[gw")]
     assert shown == [

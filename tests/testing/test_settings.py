@@ -27,6 +27,8 @@ def test_what_is_not_said_stays(tmp_path: Path) -> None:
 def test_texts_of_a_command_line_become_numbers_and_paths(tmp_path: Path) -> None:
     found = read(tmp_path, nproc="2", tp="4", card_counts="1, 2,4", reports="out")
     assert (found.nproc, found.tp, found.card_counts) == (2, 4, (1, 2, 4))
+    assert found.names_card_counts
+    assert not read(tmp_path, nproc="2").names_card_counts
     assert found.reports == tmp_path / "out"
 
 

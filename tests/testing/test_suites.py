@@ -7,7 +7,7 @@ import pytest
 
 from tests.testing.test_plugin import LIGHT
 from validator.content import find_suite
-from validator.errors import UsageError
+from validator.errors import TargetError, UsageError
 from validator.testing.recorder import read_records, running
 from validator.testing.records import Ending
 from validator.testing.suites import run_suites, suite_path
@@ -154,6 +154,8 @@ def test_a_bad_option_is_found_before_anything_runs(here: Path) -> None:
     (here / "test_a.py").touch()
     with pytest.raises(UsageError, match="--card-counts is 'x'"):
         run("test_a.py", card_counts="x")
+    with pytest.raises(TargetError, match=r"no such target: 'nowhere.py'"):
+        run("test_a.py", target="nowhere.py")
 
 
 def test_what_a_test_asks_of_several_parameters_is_told_apart(here: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from validator.baselines.bits import Bits, compare_bits
+from validator.baselines.by_edge import judge_by_edge, require_whole
 from validator.baselines.conditions import Difference, differences, is_another_machine
 from validator.baselines.figures import FigureVerdict, judge_figures, read_figures
 from validator.baselines.recording import RunOptions
 from validator.baselines.records import Baseline, Kind
+from validator.baselines.resolution import resolution_of
 from validator.baselines.results import BaselineCheck
 from validator.baselines.store import read_baseline
 from validator.capturing.reader import Capture, open_capture
@@ -33,11 +35,13 @@ def check_run(
     options: RunOptions | None = None,
     capture: Path | None = None,
     demands_bits: bool = False,
+    by_edge: bool = False,
 ) -> BaselineCheck:
     """Run a target's candidate, and hold it to a baseline. The reference is not run.
 
     Whatever differs between the machines and versions of the two runs, the stored noise bounds how far they
-    may part (NUMERICS section 8, D3 and D4).
+    may part (NUMERICS section 8, D3 and D4). It is the noise of the whole model up to each tensor; by edge
+    each module is held to its own.
 
     Args:
         name: of the baseline.
@@ -46,6 +50,8 @@ def check_run(
         options: how the candidate is run; which modules are captured, and how much of them, is as recorded.
         capture: a capture of the candidate to hold to it instead of running one.
         demands_bits: whether the candidate's bits must be those of the stored candidate.
+        by_edge: whether to judge each module by itself besides, as a check of the target does: the reference
+            is built for that, and not run as a whole.
 
     Raises:
         UsageError: there is no such baseline, or it holds figures.
@@ -66,6 +72,8 @@ def check_run(
             f"--bitwise: the baseline {name!r} holds the reference alone, whose bits no candidate has. "
             f"Record the candidate too: validator baseline record {name} {source}:candidate --update"
         )
+    if by_edge:
+        require_whole(ref, name)
     with tempfile.TemporaryDirectory(prefix="validator-") as scratch:
         if capture is None:
             capture = options.capture_candidate(source, Path(scratch))
@@ -79,11 +87,15 @@ def check_run(
         if alone:
             why = f"{len(alone)} stored tensors have no partner in this run, such as {alone[0]}"
             comparison = replace(comparison, why_inconclusive=(*comparison.why_inconclusive, why))
+        edges = judge_by_edge(target=target, ref=ref, cand=cand, name=name) if by_edge else None
         bits, notes = _bits(baseline, cand)
+        if edges is None and (bits is None or bits.differing or bits.unknown):
+            notes = (*_unseen(ref), *notes)
         return BaselineCheck(
             baseline=baseline,
             differences=_conditions(baseline, cand),
             comparison=ComparisonResult(comparison),
+            edges=edges,
             bits=bits,
             demands_bits=demands_bits,
             notes=(*comparison.notes, *notes),
@@ -175,6 +187,19 @@ def _without_partner(ref: Capture, comparison: Comparison) -> Iterator[str]:
             for path, value in call.outputs.items():
                 if isinstance(value, TensorRef) and (call.module, call.n, "output", path) not in found:
                     yield f"{phrases.module_name(call.module)}, output {path}".rstrip()
+
+
+def _unseen(ref: Capture) -> tuple[str, ...]:
+    """Say how large a fault may be that noise of the whole model hides, and what shows it."""
+    noise = ref.manifest.noise
+    found = None if noise is None else resolution_of(ref.rank(0), noise)
+    if found is None:
+        return ()
+    return (
+        "a module is held to the noise of all before it, which hides what changes its output by less than "
+        f"{found.typical:.2g} of its size at the median module, and {found.coarsest:.2g} at "
+        f"{phrases.module_name(found.module)}: --edges judges each by itself, with the target's reference",
+    )
 
 
 def _conditions(baseline: Baseline, cand: Capture) -> tuple[Difference, ...]:

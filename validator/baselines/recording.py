@@ -15,14 +15,17 @@ from validator.baselines.records import REFERENCE, Baseline, Kind
 from validator.baselines.results import Changed, Changes, Recorded
 from validator.baselines.store import baseline_folder, has_baseline, read_baseline, replaced, write_baseline
 from validator.capturing.reader import open_capture
+from validator.capturing.session import level_named
 from validator.checks.findings import Verdict
 from validator.comparing.comparison import compare_captures
 from validator.errors import CaptureError, UsageError, ValidatorError
 from validator.judging_thin import dtype_of
+from validator.launch import require_devices
 from validator.numerics.formats import weights_dtype
+from validator.numerics.recipes import recipe_named
 from validator.report.pairs import ComparisonResult
 from validator.target import Target, load_target
-from validator.target_capture import capture_target
+from validator.target_capture import capture_target, require_runs
 from validator.testing.records import Figure
 
 __all__ = ["RUNS", "RunOptions", "record_figures", "record_run"]
@@ -102,6 +105,11 @@ def record_run(
         ValidatorError: there is one of that name already, or the target can't be run.
     """
     options = options or RunOptions()
+    require_runs(source, "reference", noise)
+    recipe_named(options.recipe)
+    level_named(options.level)
+    if options.device is not None:
+        require_devices(options.nproc, options.device)
     path = baseline_folder(name, folder)
     former = _former(name, folder, path, update)
     target = options.target(source)

@@ -12,17 +12,18 @@ from validator.baselines.bits import Bits
 from validator.baselines.conditions import Difference
 from validator.baselines.figures import FigureVerdict, Judged
 from validator.baselines.records import SCHEMA_VERSION, Baseline
-from validator.checks.findings import Verdict
+from validator.checks.findings import Finding, Verdict
 from validator.report import phrases
 from validator.report.json_report import plain
 from validator.report.pairs import ComparisonResult
-from validator.report.result import EXIT_CODES
+from validator.report.result import EXIT_CODES, Result
 
 __all__ = ["BaselineCheck", "Changed", "Changes", "Recorded"]
 
 _STYLES = {
     Verdict.ALIGNED: "bold green",
     Verdict.DIVERGENT: "bold red",
+    Verdict.UNDECLARED_PRECISION: "bold red",
     Verdict.INCONCLUSIVE: "bold yellow",
 }
 _DIVERGENT = (FigureVerdict.CHANGED, FigureVerdict.MISSING)
@@ -40,6 +41,7 @@ class BaselineCheck:
         baseline: what it was held to.
         differences: what else was otherwise: machine, versions, parallelism, flags.
         comparison: with the stored reference, by its noise; None for figures.
+        edges: each module judged by itself; None where that was not asked for.
         bits: with the stored candidate; None where none is stored, or it ran on another number of ranks.
         figures: each, then and now.
         demands_bits: whether a bit that differs from the stored candidate's is a divergence.
@@ -49,6 +51,7 @@ class BaselineCheck:
     baseline: Baseline
     differences: tuple[Difference, ...]
     comparison: ComparisonResult | None = None
+    edges: Result | None = None
     bits: Bits | None = None
     figures: tuple[Judged, ...] = ()
     demands_bits: bool = False
@@ -66,18 +69,28 @@ class BaselineCheck:
         of_run = Verdict.ALIGNED if self.comparison is None else self.comparison.verdict
         if of_run is Verdict.DIVERGENT or kinds & set(_DIVERGENT) or (self.demands_bits and self.differing):
             return Verdict.DIVERGENT
-        is_open = of_run is not Verdict.ALIGNED or next(self._open(), None) is not None
+        by_edge = Verdict.ALIGNED if self.edges is None else self.edges.verdict
+        if by_edge in (Verdict.DIVERGENT, Verdict.UNDECLARED_PRECISION):
+            return by_edge
+        is_open = {by_edge, of_run} != {Verdict.ALIGNED} or next(self._open(), None) is not None
         return Verdict.INCONCLUSIVE if is_open else Verdict.ALIGNED
 
     @property
+    def first(self) -> Finding | None:
+        """What is wrong first: by edge where that was judged, for it names the module where it begins."""
+        if self.edges is not None and self.edges.findings:
+            return self.edges.first_divergence or self.edges.findings[0]
+        return None if self.comparison is None else self.comparison.first_divergence
+
+    @property
     def exit_code(self) -> int:
-        """0 aligned, 1 divergent, 3 inconclusive."""
+        """0 aligned, 1 divergent or of an undeclared precision, 3 inconclusive."""
         return EXIT_CODES[self.verdict]
 
     @property
     def summary(self) -> str:
         """One sentence."""
-        first = None if self.comparison is None else self.comparison.first_divergence
+        first = self.first
         if first is not None:
             return f"not what {self.baseline.name} was: {first.summary}"
         changed = [judged for judged in self.figures if judged.verdict in _DIVERGENT]
@@ -109,6 +122,7 @@ class BaselineCheck:
                     {"item": d.item, "name": d.name, "then": d.then, "now": d.now} for d in self.differences
                 ],
                 "comparison": None if self.comparison is None else self.comparison.to_json(),
+                "edges": None if self.edges is None else self.edges.to_json(),
                 "bits_differ_in": None if self.bits is None else self.bits.differing,
                 "bits_unknown_of": None if self.bits is None else self.bits.unknown,
                 "figures": [
@@ -158,6 +172,14 @@ class BaselineCheck:
             yield from _limited("bits", list(self.bits.unknown))
         if self.comparison is not None:
             yield from (("why", why) for why in self.comparison.comparison.why_inconclusive)
+        if self.edges is not None:
+            outcome = self.edges.outcome
+            judged = phrases.count(len(outcome.judgements), "edge")
+            yield (
+                "edges",
+                f"{judged}, each judged by itself: {phrases.count(len(outcome.findings), 'finding')}",
+            )
+            yield from (("why", why) for why in outcome.why_inconclusive)
         told = [judged for judged in self.figures if judged.verdict not in _QUIET]
         yield from _limited(
             "figure", [f"{j.name} {_value(j.then)} -> {_value(j.now)}: {j.why}" for j in told]
@@ -175,6 +197,8 @@ class BaselineCheck:
         """Yield why an absence of findings does not make it aligned."""
         if self.comparison is not None:
             yield from self.comparison.comparison.why_inconclusive
+        if self.edges is not None:
+            yield from self.edges.outcome.why_inconclusive
         yield from (f"{judged.name}: {judged.why}" for judged in self.figures if judged.verdict in _OPEN)
         if self.figures and not any(judged.verdict in _JUDGED for judged in self.figures):
             yield "its figures are of speed and memory: measured, not judged"

@@ -26,6 +26,7 @@ __all__ = [
     "CaptureSummary",
     "capture",
     "capture_run",
+    "level_named",
 ]
 
 PARAMETER_LIMIT_BYTES = 1 << 30
@@ -178,7 +179,7 @@ def capture_run(
 
 
 def _recording(model: nn.Module, path: str | os.PathLike[str], options: CaptureOptions) -> Recording:
-    level = _level(options.get("level", Level.FULL))
+    level = level_named(options.get("level", Level.FULL))
     return Recording(
         model,
         Place(path, overwrite=options.get("overwrite", False)),
@@ -198,7 +199,12 @@ def _recording(model: nn.Module, path: str | os.PathLike[str], options: CaptureO
     )
 
 
-def _level(name: str) -> Level:
+def level_named(name: str) -> Level:
+    """Return the level that `--level` names.
+
+    Raises:
+        CaptureError: there is no such level.
+    """
     try:
         return Level(name)
     except ValueError:

@@ -14,6 +14,7 @@ from validator.day0.state import State
 from validator.errors import ValidatorError
 from validator.progress import Progress
 from validator.testing.records import Ending
+from validator.testing.runnable import require_runnable
 from validator.testing.settings import configured, read_settings
 
 __all__ = ["run_day0"]
@@ -47,7 +48,8 @@ def run_day0(
         stages: what is asked, in order.
 
     Raises:
-        UsageError: an option is not legal, or the folder can't be written.
+        ValidatorError: there is no such target, an option is not legal, this machine lacks what it asks for,
+            or the folder can't be written.
     """
     here = Path.cwd()
     settings = read_settings(
@@ -56,6 +58,7 @@ def run_day0(
         name=lambda name: f"--{name.replace('_', '-')}",
         folder=here,
     )
+    require_runnable(settings)
     state = State(folder, settings=settings, fresh=fresh)
     context = Context(source=source, folder=folder, settings=settings, progress=progress)
     results: list[StageResult] = []

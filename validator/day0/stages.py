@@ -76,7 +76,7 @@ class Context:
 
     def run_options(self) -> dict[str, Any]:
         """Return what suites run with, by key: all of it, so that they ask what the other stages did."""
-        counts = ",".join(map(str, self.settings.card_counts))
+        counts = ",".join(map(str, self.settings.card_counts)) if self.settings.names_card_counts else None
         long = self.settings.long or None
         return {"target": self.source, **self.settings.options, "card_counts": counts, "long": long}
 

@@ -22,7 +22,13 @@ _NOTHING_COMPARED = (
 
 
 def attach(report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[None], record: Record) -> None:
-    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone."""
+    """Put a test's record on the report of the phase that decided; a user's mistake is its message alone.
+
+    A test that was skipped is placed where it stands, not where the skip was raised, here in this package.
+    """
+    if report.skipped and isinstance(report.longrepr, tuple):
+        path, line, _ = item.reportinfo()
+        report.longrepr = (str(path), (line or 0) + 1, report.longrepr[2])
     error = None if call.excinfo is None else call.excinfo.value
     if report.failed and error is not None:
         if isinstance(error, ValidatorError):
@@ -87,19 +93,20 @@ def section_lines(reports: list[Any]) -> list[str]:
     settings = {record["settings"] for _, record in told}
     lines = sorted(settings) if len(settings) == 1 else []
     for report, record in told:
-        lines += wrapped(f"{report.nodeid}: {', '.join(_said(report, record))}")
+        lines += wrapped(f"{report.nodeid}: {_ended(report)}")
+        figures = [Figure(**figure) for figure in record["figures"]]
+        # A text is a sentence of its own; what is measured stands side by side.
+        texts = [figure for figure in figures if isinstance(figure.value, str) and " " in figure.value]
+        measured = ", ".join(figure_text(figure) for figure in figures if figure not in texts)
+        for told_figures in filter(None, (measured, *map(figure_text, texts))):
+            lines += wrapped(told_figures, head="  ")
     return lines
 
 
-def _said(report: Any, record: dict[str, Any]) -> Iterator[str]:
-    ending, message = ending_of(report), message_of(report)
-    yield (
-        message.partition("\n")[0]
-        if ending is Ending.FAILED
-        else ": ".join(filter(None, (ending.words, message.partition("\n")[0])))
-    )
-    for figure in record["figures"]:
-        yield figure_text(Figure(**figure))
+def _ended(report: Any) -> str:
+    ending, message = ending_of(report), message_of(report).partition("\n")[0]
+    words = "" if ending is Ending.FAILED and message else ending.words
+    return ": ".join(filter(None, (words, message)))
 
 
 def _first_line(error: BaseException) -> str:

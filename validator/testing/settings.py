@@ -36,6 +36,7 @@ class Settings:
         long: whether suites run their long versions.
         update_baselines: whether baselines may be written.
         names_baselines: whether somebody named their folder, so that baselines are asked for.
+        names_card_counts: whether somebody named them, so that they must be run.
     """
 
     target: str | None = None
@@ -51,6 +52,7 @@ class Settings:
     long: bool = False
     update_baselines: bool = False
     names_baselines: bool = False
+    names_card_counts: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -88,8 +90,9 @@ def read_settings(
             raise UsageError(f"no such setting: {name(key)}.{_nearest(key)} There are {', '.join(KEYS)}")
         if value is not None:
             found[key] = KEYS[key](name(key), value, folder)
-    if "baselines" in found:
-        found["names_baselines"] = True
+    for key in ("baselines", "card_counts"):
+        if key in found:
+            found[f"names_{key}"] = True
     return replace(base, **found)
 
 

@@ -19,6 +19,7 @@ from validator.errors import UsageError
 from validator.testing.answers import Answer, Suite, Summary
 from validator.testing.recorder import read_records, running
 from validator.testing.records import Checked, Ending, Figure
+from validator.testing.runnable import require_runnable
 from validator.testing.settings import config_file, configured, read_settings
 
 __all__ = ["run_suites", "suite_path"]
@@ -35,7 +36,8 @@ def run_suites(names: Sequence[str], *, options: dict[str, Any], junit: Path | N
         junit: a file for pytest's JUnit report.
 
     Raises:
-        UsageError: there is no such suite, or an option is not legal; nothing has run.
+        ValidatorError: there is no such suite or target, an option is not legal, or this machine lacks what
+            it asks for; nothing has run.
     """
     if not names:
         raise UsageError("name a suite to run, or the path of one")
@@ -44,6 +46,7 @@ def run_suites(names: Sequence[str], *, options: dict[str, Any], junit: Path | N
     settings = read_settings(
         configured(here), options, name=lambda key: f"--{key.replace('_', '-')}", folder=here
     )
+    require_runnable(settings)
     with tempfile.TemporaryDirectory(prefix="validator-run-") as scratch:
         records = Path(scratch) / "records.jsonl"
         command = _command(found, Path(scratch), records, options, junit)

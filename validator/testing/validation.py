@@ -86,6 +86,7 @@ class Validation:
         *,
         side: str = "reference",
         demands_bits: bool = False,
+        by_edge: bool = False,
         **options: Any,
     ) -> None:
         """Hold a target's candidate to a baseline, and fail the test unless it is what the baseline was.
@@ -98,6 +99,7 @@ class Validation:
             target: a Python file or a checkpoint folder; default the configured one.
             side: what is recorded: `"reference"`, or `"candidate"` for both sides.
             demands_bits: whether the bits must be those of the recorded candidate.
+            by_edge: whether each module is judged by itself besides, with the target's reference.
             options: those of `validator.baselines.recording.RunOptions`, in place of the configured ones.
 
         Raises:
@@ -112,7 +114,9 @@ class Validation:
         folder = self.settings.baselines
         with without_loading_bars():
             try:
-                result = check_run(name, source, folder=folder, options=run, demands_bits=demands_bits)
+                result = check_run(
+                    name, source, folder=folder, options=run, demands_bits=demands_bits, by_edge=by_edge
+                )
             except ValidatorError as error:
                 if not self.settings.update_baselines:
                     raise
@@ -120,7 +124,7 @@ class Validation:
         if self.settings.update_baselines and (result.exit_code or result.differing):
             with without_loading_bars():
                 self._record_baseline(name, source, side, run, result.summary)
-        first = None if result.comparison is None else result.comparison.first_divergence
+        first = result.first
         self.figure(f"baseline {name}", str(result.verdict))
         if result.exit_code == _INCONCLUSIVE:
             self.inconclusive(result.summary)
@@ -305,8 +309,11 @@ class Validation:
         """
         key = (make.__module__, make.__qualname__, args, self.settings)
         if key not in self._shared:
+            from validator.pretrained import without_loading_bars
+
             try:
-                self._shared[key] = (make(*args), None)
+                with without_loading_bars():
+                    self._shared[key] = (make(*args), None)
             except Exception as error:
                 self._shared[key] = (None, error)
         made, failed = self._shared[key]
@@ -390,6 +397,6 @@ def _slug(nodeid: str) -> str:
 
 
 NO_TARGET = (
-    "no target is named, so there is nothing to test. Give --validator-target FILE, or write `target = "
+    "no target is named, so there is nothing to test. Give --validator-target=FILE, or write `target = "
     '"port.py"` under [tool.validator] in pyproject.toml; `validator init` makes both'
 )
