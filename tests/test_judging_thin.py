@@ -7,12 +7,15 @@ import torch
 from torch import nn
 
 import validator
+from tests.decoding.runs import pair, prompts
+from tests.decoding.test_quantised_caches import cached, fp8_by_head
 from validator.capturing.noise import NoiseSource
 from validator.capturing.reader import open_capture
 from validator.capturing.session import capture_run
 from validator.checks.findings import Arm, Check, Verdict
 from validator.errors import CaptureError
 from validator.judging_thin import RUNS, dtype_of, noise_source, require_full
+from validator.numerics.recipes import RECIPES
 
 LEVELS = ("sample", "stats")
 
@@ -226,6 +229,22 @@ def test_one_wrong_bit_of_a_large_weight_is_found_by_its_row(tmp_path, level):
     first = validator.check(reference=ref, candidate=path).first_divergence
     assert (first.module, first.check) == ("head", Check.PARAMETER)
     assert "1 of 2048 rows (1234)" in first.summary
+
+
+def test_a_sample_of_a_port_with_a_declared_cache_is_aligned_and_a_wrong_scale_is_found(tmp_path):
+    recipe = RECIPES["fp8-cache-by-token-head"]
+    verdicts = {}
+    for factor in (1.0, 2.0):
+        ref, model = pair("llama", kernel="sdpa")
+        coded = functools.partial(fp8_by_head, read_by=factor)
+        cached(model, coded, coded, reads="everything")
+        given = prompts(tokens=32) | {"use_cache": False}
+        path = tmp_path / f"{factor}.h5"
+        capture_run(functools.partial(model, **given), model, path, level="sample", inputs=given, proof=False)
+        verdicts[factor] = validator.check(reference=ref, candidate=path, recipe=recipe)
+    assert verdicts[1.0].first_divergence is None
+    found = verdicts[2.0].first_divergence
+    assert (found.module, found.into) == ("model.layers.0.self_attn", "model.layers.0.self_attn.o_proj")
 
 
 def test_what_needs_whole_tensors_says_how_to_get_them(tmp_path):

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from tests.checks.build import check
 from validator.checks import cache_reads
-from validator.checks.cache_reads import from_cache
+from validator.checks.cache_codes import from_cache
 from validator.checks.findings import Outcome, Verdict
 from validator.errors import UsageError
 from validator.numerics.cache_scales import CacheScale
-from validator.numerics.recipes import EAGER, Recipe
+from validator.numerics.recipes import EAGER, RECIPES, Recipe
 
 BATCH, TOKENS, HEADS, CHANNELS = 2, 24, 4, 16
 WIDTH = HEADS * CHANNELS
@@ -38,6 +38,22 @@ def fp8(x: Tensor) -> Tensor:
 
 def fp8_by(scale: float) -> Coding:
     return lambda x: (fp8(x.float() / scale) * scale).to(x.dtype)
+
+
+LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+DIMS = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "token": (1, 3)}
+
+
+def by_largest(fmt: str, shared_by: str, *, read_by: float = 1.0) -> Coding:
+    """Return what comes of codes whose scale is taken from the largest value of a tensor, head or token."""
+
+    def coded(x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = wide.abs().amax(DIMS[shared_by], keepdim=True) / LARGEST[fmt]
+        codes = (wide / scale).round() if fmt == "int8" else (wide / scale).to(getattr(torch, fmt)).float()
+        return (codes * scale * read_by).to(x.dtype)
+
+    return coded
 
 
 def int8_by_head(x: Tensor) -> Tensor:
@@ -89,7 +105,70 @@ def test_a_declared_cache_is_aligned_and_another_is_told_by_name(
     assert outcome(kernel, coded, recipe).verdict is Verdict.ALIGNED
     (finding,) = outcome(kernel, coded, EAGER).findings
     assert (finding.into, finding.verdict) == ("o", Verdict.UNDECLARED_PRECISION)
-    assert finding.recipe == ("fp8-cache" if recipe is FP8 else "int8-cache-by-head")
+    assert finding.recipe == ("fp8-cache" if recipe is FP8 else "int8-cache-by-token-head")
+
+
+SHARED = [
+    ("causal", "fp8-cache-by-tensor"),
+    ("products", "fp8-cache-by-head"),
+    ("products", "fp8-cache-by-token"),
+    ("causal", "fp8-e5m2-cache-by-head"),
+    ("causal", "int8-cache-by-token"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "name"), SHARED, ids=[name for _, name in SHARED])
+def test_scales_that_keys_share_are_told_by_name_and_a_wrong_one_diverges(kernel: str, name: str) -> None:
+    recipe = RECIPES[name]
+    assert isinstance(recipe.cache_scale, str)
+    right, wrong = (by_largest(recipe.cache, recipe.cache_scale, read_by=factor) for factor in (1.0, 1.05))
+    assert outcome(kernel, right, recipe).verdict is Verdict.ALIGNED
+    (finding,) = outcome(kernel, right, EAGER).findings
+    assert (finding.into, finding.verdict, finding.recipe) == ("o", Verdict.UNDECLARED_PRECISION, name)
+    assert f'which was not declared (declare it by recipe = "{name}")' in finding.summary
+    for declared in (recipe, EAGER):
+        (finding,) = outcome(kernel, wrong, declared).findings
+        assert (finding.into, finding.verdict) == ("o", Verdict.DIVERGENT)
+
+
+class Halves(Attention):
+    """Attends twice, to half of the heads each time, so that no single attention can be made out."""
+
+    def __init__(self, coded: Coding = lambda x: x, gain: float = 1.0) -> None:
+        super().__init__("causal", (coded, coded))
+        self.gain = gain
+
+    def forward(self, x: Tensor) -> Any:
+        batch, tokens, _ = x.shape
+        given = (x * self.gain, x, x)
+        made = [
+            getattr(self, n)(y).view(batch, tokens, -1, CHANNELS).transpose(1, 2)
+            for n, y in zip("qkv", given, strict=True)
+        ]
+        q, k, v = made[0], self.coded[0](made[1]), self.coded[1](made[2])
+        mixed = [
+            functional.scaled_dot_product_attention(*(y[:, half] for y in (q, k, v)), is_causal=True)
+            for half in (slice(0, 2), slice(2, 4))
+        ]
+        return self.o(torch.cat(mixed, 1).transpose(1, 2).reshape(batch, tokens, -1))
+
+
+def of_halves(candidate: Halves) -> Outcome:
+    x = seeded(BATCH, TOKENS, WIDTH).bfloat16()
+    return check(Halves(), candidate.bfloat16(), {"x": x}, recipe=FP8)
+
+
+def test_attention_that_is_not_made_out_is_left_open_where_its_cache_is_declared() -> None:
+    found = of_halves(Halves(fp8))
+    assert (found.verdict, found.findings) == (Verdict.INCONCLUSIVE, ())
+    (gap,) = {gap for gap in found.unchecked if "cache of codes is declared" in gap.why}
+    assert gap.module == ""
+    assert of_halves(Halves()).verdict is Verdict.ALIGNED
+
+
+def test_what_is_before_such_attention_is_judged() -> None:
+    (finding,) = of_halves(Halves(fp8, gain=1.05)).findings
+    assert (finding.into, finding.verdict) == ("q", Verdict.DIVERGENT)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -135,11 +214,36 @@ def test_keys_and_values_may_have_scales_of_their_own(kernel: str) -> None:
     assert finding.into == "o"
 
 
+class Two(nn.Module):
+    """Two attentions, one after the other."""
+
+    def __init__(self, first: Coding = lambda x: x, second: Coding = lambda x: x) -> None:
+        super().__init__()
+        self.first, self.second = (Attention("causal", (coded, coded)) for coded in (first, second))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+def of_two(first: Coding, second: Coding, recipe: Recipe) -> Outcome:
+    x = seeded(BATCH, TOKENS, WIDTH).bfloat16()
+    return check(Two(), Two(first, second).bfloat16(), {"x": x}, recipe=recipe)
+
+
 def test_a_module_that_no_scale_is_declared_for_reads_no_codes() -> None:
-    elsewhere = replace(SCALED, cache_scale=(replace(SCALES, module="q"),))
-    assert outcome("causal", lambda x: x, elsewhere).verdict is Verdict.ALIGNED
-    (finding,) = outcome("causal", fp8, elsewhere).findings
-    assert (finding.into, finding.recipe) == ("o", "fp8-cache")
+    of_first = replace(FP8, cache_scale=(CacheScale(module="first", keys=1.0, values=1.0),))
+    assert of_two(fp8, lambda x: x, of_first).verdict is Verdict.ALIGNED
+    (finding,) = of_two(fp8, fp8, of_first).findings
+    assert (finding.module, finding.into, finding.recipe) == ("second", "second.o", "fp8-cache")
+
+
+@pytest.mark.parametrize("glob", ["*.o", "first.[kv]"])
+def test_a_scale_of_modules_that_do_not_attend_is_refused(glob: str) -> None:
+    elsewhere = replace(FP8, cache_scale=(CacheScale(module=glob, keys=1.0, values=1.0),))
+    with pytest.raises(
+        UsageError, match=r"of the recipe 'mine' matches no module that attends \('.*' does not"
+    ):
+        of_two(fp8, fp8, elsewhere)
 
 
 def test_a_scale_of_modules_that_the_reference_has_not_got_is_refused() -> None:

@@ -1,21 +1,27 @@
 """Noise measured on models whose noise is known."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from validator.capturing.noise import Noise
 from validator.capturing.watch import Place
+from validator.checks.pairs import noise_lambda
 from validator.checks.propagation import Propagation
 from validator.errors import TargetError
 from validator.numerics.formats import FORMATS
-from validator.numerics.recipes import EAGER, FUSED, Recipe
+from validator.numerics.recipes import EAGER, FUSED, RECIPES, Recipe
 from validator.numerics.ulp import ulp
 
 BF16 = FORMATS["bfloat16"]
+LAMBDA = noise_lambda(2 * 64 * 32, 12)
+"""How many standard deviations of the noise rounding explains, of so many elements and runs."""
+
 X = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -175,3 +181,56 @@ def test_code_that_can_not_run_in_simulated_arithmetic_is_one_message(tmp_path: 
     with pytest.raises(TargetError, match=r"does not run in simulated arithmetic: not on this device\. Cap"):
         measured(code, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+class Attends(nn.Module):
+    """A model that attends once, fused or by a softmax between two products, through what `coded` does."""
+
+    def __init__(self, *, is_fused: bool, coded: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.is_fused, self.coded = is_fused, coded
+        self.k, self.v = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
+        for seed, layer in enumerate((self.k, self.v)):
+            generator = torch.Generator().manual_seed(seed)
+            layer.weight.data = torch.randn(32, 32, generator=generator) * 1.5 / 32**0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in (x, self.k(x), self.v(x)))
+        k, v = self.coded(k), self.coded(v)
+        if self.is_fused:
+            mixed = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = torch.softmax(q @ k.mT / 8**0.5, -1, dtype=torch.float32).to(x.dtype) @ v
+        return mixed.transpose(1, 2).flatten(-2)
+
+
+def fp8_by_head(x: Tensor, *, read_by: float = 1.0) -> Tensor:
+    scale = x.float().abs().amax((0, 2, 3), keepdim=True) / 448
+    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale * read_by).to(x.dtype)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_declared_cache_is_in_the_noise_and_a_scale_that_is_wrong_is_not(
+    tmp_path: Path, is_fused: bool
+) -> None:
+    model = Attends(is_fused=is_fused)
+
+    def furthest(coded: Callable[[Tensor], Tensor], recipe: Recipe) -> float:
+        """Return the largest error of a candidate in standard deviations of the noise."""
+        with torch.no_grad():
+            made = Attends(is_fused=is_fused, coded=coded).bfloat16()(X.bfloat16())
+            noise, _ = measured(lambda model, x: x, tmp_path, model=model, recipe=recipe)
+            return float(((made.double() - model(X).double()).abs() / noise["outputs", ""].double()).max())
+
+    declared = RECIPES["fp8-cache-by-head"]
+    assert furthest(fp8_by_head, declared) < LAMBDA
+    assert furthest(lambda x: x, declared) < LAMBDA
+    assert furthest(fp8_by_head, EAGER) > LAMBDA
+    assert furthest(partial(fp8_by_head, read_by=2.0), declared) > LAMBDA
+
+
+def test_a_cache_that_no_code_reads_from_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(
+        TargetError, match=r"declares a cache of int8 codes, .* no attention could be made out"
+    ):
+        measured(lambda model, x: x @ model.weight, tmp_path, recipe=RECIPES["int8-cache-by-head"])

@@ -18,7 +18,7 @@ from validator.checks.findings import Check, Verdict
 from validator.errors import UsageError
 from validator.faults.kernels import wrap_kernel
 from validator.numerics.cache_scales import CacheScale
-from validator.numerics.recipes import Recipe
+from validator.numerics.recipes import RECIPES, Recipe
 
 Coding = Callable[[Tensor], Tensor]
 """From keys or values `[B, K, T, D]` to what comes out of the cache in their place."""
@@ -52,8 +52,8 @@ def int8_by_head(x: Tensor, *, read_by: float = 1.0) -> Tensor:
 
 WAYS: dict[str, tuple[Callable[..., Tensor], Recipe]] = {
     "fp8-cache": (fp8, FP8),
-    "fp8-cache-by-head": (fp8_by_head, FP8_BY_HEAD),
-    "int8-cache-by-head": (int8_by_head, INT8_BY_HEAD),
+    "fp8-cache-by-token-head": (fp8_by_head, FP8_BY_HEAD),
+    "int8-cache-by-token-head": (int8_by_head, INT8_BY_HEAD),
 }
 
 
@@ -88,7 +88,7 @@ def attend_from_cache(layer: Any, keys: Coding, values: Coding, *, reads: str = 
 
 
 DECLARED = [(name, kernel, reads) for name in WAYS for kernel in ("sdpa", "eager") for reads in READS]
-QUICK = [("fp8-cache", "sdpa", "earlier steps"), ("int8-cache-by-head", "eager", "all in later steps")]
+QUICK = [("fp8-cache", "sdpa", "earlier steps"), ("int8-cache-by-token-head", "eager", "all in later steps")]
 
 
 @pytest.mark.parametrize("case", cases(DECLARED, quick=QUICK.__contains__, label=", ".join))
@@ -99,6 +99,63 @@ def test_a_cache_that_is_declared_is_aligned_and_one_that_is_not_is_undeclared_p
     coded, recipe = WAYS[name]
     reference, candidate = pair("llama", kernel=kernel)
     cached(candidate, coded, coded, reads=reads)
+    declared = judge(reference, candidate, generated(), recipe=recipe)
+    assert declared.verdict is Verdict.ALIGNED, str(declared)
+    undeclared = judge(reference, candidate, generated())
+    assert undeclared.verdict is Verdict.UNDECLARED_PRECISION, str(undeclared)
+    assert {finding.recipe for finding in undeclared.findings} == {name}
+
+
+class Written:
+    """Quantises keys or values as they are written, by the largest of a step: of the first one, or each."""
+
+    def __init__(self, recipe: Recipe, *, keeps_scale: bool) -> None:
+        self.fmt, self.keeps_scale = recipe.cache, keeps_scale
+        self.dims = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3)}[str(recipe.cache_scale)]
+        self.largest = 127.0 if self.fmt == "int8" else torch.finfo(getattr(torch, self.fmt)).max
+        self.held: Tensor | None = None
+        self.scale = torch.ones(())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.held is None or x.shape[2] <= self.held.shape[2]:  # another run begins
+            self.held = x[:, :, :0]
+        new = x[:, :, self.held.shape[2] :].float()
+        if not new.numel():
+            return self.held
+        if not (self.keeps_scale and self.held.numel()):
+            self.scale = new.abs().amax(self.dims, keepdim=True) / self.largest
+        quotients = (new / self.scale).clamp(-self.largest, self.largest)
+        codes = quotients.round() if self.fmt == "int8" else quotients.to(getattr(torch, self.fmt)).float()
+        self.held = torch.cat((self.held, (codes * self.scale).to(x.dtype)), 2)
+        return self.held
+
+
+WRITTEN = [
+    (name, kernel, keeps_scale, reads)
+    for name in ("fp8-cache-by-tensor", "fp8-cache-by-head", "int8-cache-by-head")
+    for kernel in ("sdpa", "eager")
+    for keeps_scale in (True, False)
+    for reads in ("earlier steps", "everything")
+]
+QUICK_WRITTEN = [
+    ("fp8-cache-by-tensor", "sdpa", True, "earlier steps"),
+    ("int8-cache-by-head", "eager", False, "everything"),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    cases(WRITTEN, quick=QUICK_WRITTEN.__contains__, label=lambda case: ", ".join(map(str, case))),
+)
+def test_scales_taken_from_what_a_step_writes_are_aligned_as_they_are_declared_and_else_told_by_name(
+    case: tuple[str, str, bool, str],
+) -> None:
+    name, kernel, keeps_scale, reads = case
+    recipe = RECIPES[name]
+    reference, candidate = pair("llama", kernel=kernel)
+    for layer in candidate.model.layers:
+        keys, values = (Written(recipe, keeps_scale=keeps_scale) for _ in range(2))
+        attend_from_cache(layer, keys, values, reads=reads)
     declared = judge(reference, candidate, generated(), recipe=recipe)
     assert declared.verdict is Verdict.ALIGNED, str(declared)
     undeclared = judge(reference, candidate, generated())
@@ -197,3 +254,11 @@ def test_a_cache_that_is_declared_and_is_not_quantised_is_not_what_was_declared(
 def test_a_cache_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Recipe(name="mine", **options)
+
+
+def test_a_cache_of_keys_made_of_latents_can_be_declared_and_a_note_says_that_the_latents_can_not() -> None:
+    reference, candidate = pair("deepseek-v3", kernel="sdpa")
+    cached(candidate, fp8, fp8, reads="everything")
+    result = judge(reference, candidate, generated(), recipe=FP8)
+    assert result.verdict is Verdict.ALIGNED, str(result)
+    assert any("A cache of latents can't be declared" in note for note in result.outcome.notes)

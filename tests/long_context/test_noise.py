@@ -59,6 +59,34 @@ def test_a_candidate_is_within_the_noise_of_what_it_declares_and_of_nothing_stri
         assert largest(stricter, emulation) > 10 * LIMIT
 
 
+class Reads(nn.Module):
+    """A causal model that attends, to keys and values of which `coded` makes others."""
+
+    def __init__(self, coded: Any = lambda x: x) -> None:
+        super().__init__()
+        self.net, self.coded = Net(), coded
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.net.up(self.net.embed(input_ids)).unflatten(-1, (4, 32)).transpose(1, 2)
+        keys = self.coded(x)
+        mixed = nn.functional.scaled_dot_product_attention(x, keys, keys, is_causal=True)
+        return self.net.head(mixed.transpose(1, 2).flatten(-2))
+
+
+def test_a_declared_cache_is_in_the_noise() -> None:
+    def coded(x: Tensor) -> Tensor:
+        return x.to(torch.float8_e4m3fn).to(x.dtype)
+
+    def largest(recipe: Recipe | None) -> float:
+        with torch.no_grad():
+            logits = Reads(coded).bfloat16()(TOKENS[None])[0]
+        band = measured_band(Reads, TOKENS, dtype=torch.bfloat16, recipe=recipe)
+        return float(position_errors(cand=logits.double(), band=band).ratio.max())
+
+    assert largest(RECIPES["fp8-cache"]) < LIMIT
+    assert largest(None) > LIMIT
+
+
 def test_what_a_declared_recipe_does_not_allow_is_outside() -> None:
     assert largest(RECIPES["tf32"], TF32, gain=1.05) > LIMIT
     assert largest(RECIPES["tf32"], PARTIALS) > LIMIT

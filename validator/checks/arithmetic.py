@@ -14,7 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -24,7 +24,7 @@ from validator.checks.aten_calls import arguments_by_name, flatten_call, written
 from validator.checks.attention import attention
 from validator.checks.integers import Integers
 from validator.checks.modes import Functions, Operators
-from validator.checks.operations import Become, is_floating
+from validator.checks.operations import Become, Operation, is_floating
 from validator.checks.operator_calls import OperatorCall, Plan
 from validator.checks.operators import ATTENTION, accumulates, is_exact, operator_name
 from validator.checks.promotion import result_dtypes
@@ -91,6 +91,7 @@ class Arithmetic:
         choose: gives the indices to go on with for a choice, by its name and the code's own indices, or None.
         tape: keeps the operations, where the code is to be replayed.
         log: is told of every operator, or None.
+        exchange: gives what runs in the place of an operation that rounds, by default itself.
 
     Attributes:
         constants: the numbers that the code gave to operators that round, in the order of their use.
@@ -104,8 +105,10 @@ class Arithmetic:
         choose: Callable[[str, Tensor], Tensor | None] | None = None,
         tape: Tape | None = None,
         log: CallLog | None = None,
+        exchange: Callable[[Operation], Operation] | None = None,
     ) -> None:
         self.rounding = rounding
+        self._exchange = exchange
         self._selections = None if choose is None else Selections(choose)
         self.constants: list[Constant] = []
         self.steps: list[Step] = []
@@ -343,6 +346,8 @@ class Arithmetic:
         self, call: OperatorCall, plan: Plan, results: list[Any] | None = None, pinned: Plan | None = None
     ) -> list[Any]:
         """Return an operation's results as the code sees them, and keep what is known of them."""
+        if self._exchange is not None and results is None:
+            plan = replace(plan, operation=self._exchange(plan.operation))
         if results is None:
             results = plan.operation.run(call.inputs, self.rounding, ())
         made = plan.shadowed(results)

@@ -9,7 +9,7 @@ Shape legend: B = sequences, H = query heads, S = queries, T = keys, D = channel
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,14 +20,43 @@ from validator.checks.products import PRODUCTS
 from validator.checks.roundings import Rounding
 from validator.checks.tape import Diverted, Tape
 
-__all__ = ["AttentionSite", "attention_operations", "find_attention"]
+__all__ = [
+    "BATCHED",
+    "AttentionSite",
+    "EntryOf",
+    "attention_operations",
+    "behind_attention",
+    "find_attention",
+    "products_around",
+]
 
 HIDDEN = -1e4
 """What is added to a score to hide its key is no larger: float16 has no room for less than -65504."""
 
-_FACTORS = 2
+BATCHED = ("bmm", "baddbmm")
+"""Products of batches of matrices, by name."""
 
-_Entry = tuple[Operation, tuple[int, ...], tuple[int | None, ...]]
+_FACTORS = 2
+_EXPONENTIALS = ("_softmax", "exp", "exp2")
+
+
+class Called(Protocol):
+    """What is looked at of an operation to find attention."""
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds, rather than only moves, selects or fills values."""
+
+
+_Op = TypeVar("_Op", bound=Called)
+EntryOf = tuple[_Op, tuple[int, ...], tuple[int | None, ...]]
+"""An operation with the slots that its values come from and go to."""
+
+_Entry = EntryOf[Operation]
 _Entries = Sequence[_Entry]
 
 
@@ -109,13 +138,39 @@ def attention_operations(tape: Tape) -> tuple[Operation, ...]:
         return ()
     if only[0].name == ATTENTION:
         return (only[0],)
+    around = products_around(entries, only)
+    return () if around is None else (around[0][0], around[1][0])
+
+
+def products_around(
+    entries: Sequence[EntryOf[_Op]], softmax: EntryOf[_Op]
+) -> tuple[EntryOf[_Op], EntryOf[_Op]] | None:
+    """Return the products before and after a softmax; None where there are none of two factors."""
     made_by = _made_by(entries)
-    path = _back_to_product(made_by, only[1][0])
-    second = _on_to_product(entries, only)
+    path = _back_to_product(made_by, softmax[1][0])
+    second = _on_to_product(entries, softmax)
     if not path or second is None:
-        return ()
-    products = made_by[path[0]], second
-    return tuple([x[0] for x in products]) if all(len(x[1]) == _FACTORS for x in products) else ()
+        return None
+    first = made_by[path[0]]
+    return (first, second) if len(first[1]) == len(second[1]) == _FACTORS else None
+
+
+def behind_attention(tape: Tape) -> frozenset[Any]:
+    """Return the keys of the values of a piece of code that depend on what may be attention of any kind.
+
+    That is a fused kernel, or exponentials of what two batches of matrices make, in whatever order.
+    """
+    entries = tape.operations
+    made_by = _made_by(entries)
+    starts = set()
+    for operation, sources, targets in entries:
+        if operation.name == ATTENTION:
+            starts |= {slot for slot in targets if slot is not None}
+        elif operation.name in _EXPONENTIALS:
+            path = _back_to_product(made_by, sources[0])
+            if path and made_by[path[0]][0].name in BATCHED:
+                starts.add(path[0])
+    return tape.behind(starts)
 
 
 def _only_attention(entries: _Entries) -> _Entry | None:
@@ -124,7 +179,7 @@ def _only_attention(entries: _Entries) -> _Entry | None:
     return found[0] if len(found) == 1 else None
 
 
-def _made_by(entries: _Entries) -> dict[int, _Entry]:
+def _made_by(entries: Sequence[EntryOf[_Op]]) -> dict[int, EntryOf[_Op]]:
     return {slot: entry for entry in entries for slot in entry[2] if slot is not None}
 
 
@@ -320,7 +375,7 @@ def _in_heads(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.reshape(*shape, *x.shape[-2:])
 
 
-def _back_to_product(made_by: Mapping[int, _Entry], slot: int) -> list[int]:
+def _back_to_product(made_by: Mapping[int, EntryOf[_Op]], slot: int) -> list[int]:
     """Return the slots from the result of the nearest product to one that is made of it; empty for none."""
     entry = made_by.get(slot)
     if entry is None:
@@ -334,7 +389,7 @@ def _back_to_product(made_by: Mapping[int, _Entry], slot: int) -> list[int]:
     return []
 
 
-def _on_to_product(entries: _Entries, softmax: _Entry) -> _Entry | None:
+def _on_to_product(entries: Sequence[EntryOf[_Op]], softmax: EntryOf[_Op]) -> EntryOf[_Op] | None:
     """Return the product that what a softmax made, moved perhaps, is the first factor of."""
     reached = {slot for slot in softmax[2] if slot is not None}
     for entry in entries:

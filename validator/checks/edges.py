@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from validator.align.traces import Trace, TraceCall, View
-from validator.checks.cache_reads import reading_cache
+from validator.checks.cache_reads import reading_cache, unread_edges
 from validator.checks.choices import judge_choice
 from validator.checks.explaining import Account, Explainer
 from validator.checks.findings import Arm, Check, Verdict
@@ -32,6 +32,12 @@ from validator.numerics.rounding import round_nearest
 
 __all__ = ["EdgeJudge"]
 
+_UNREAD = (
+    "a cache of codes is declared for it, and which of its operators attend could not be made out, so that "
+    "nothing tells what they read: let the reference attend once in a module, by "
+    "scaled_dot_product_attention or by a softmax between two products, or judge a run whose cache is not "
+    "quantised. If it reads from no cache, name those that do by CacheScale(module=...)"
+)
 _DIVERTED = "a replay of its code took another path than the first run"
 
 
@@ -63,6 +69,7 @@ class EdgeJudge:
     _resolutions: dict[Key, Resolution] = field(init=False, default_factory=dict)
     _behind: list[Recipe] = field(init=False, default_factory=list)
     _inside: Inside | None = field(init=False, default=None)
+    _unread: frozenset[Key] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
         self.said = Recorder(trace=self.trace, view=self.view, bench=self.bench, observer=self.observer)
@@ -75,7 +82,10 @@ class EdgeJudge:
         before, found_before = len(said.gaps), len(said.findings)
         self._resolutions, self._behind, self._inside = {}, [], None
         computed = code
-        code = reading_cache(computed, self.policy.allowed[-1], self.trace) or computed
+        declared = self.policy.allowed[-1]
+        read = reading_cache(computed, declared, self.trace)
+        self._unread = unread_edges(computed, declared) if read is None else frozenset()
+        code = read or computed
         for edge in code.edges:
             if edge.obstacle:
                 self.skip(code.call, edge.obstacle)
@@ -167,6 +177,9 @@ class EdgeJudge:
                 return
             failed = account, recipe
         assert failed is not None
+        if edge.key in self._unread:
+            self.skip(code.call, _UNREAD)
+            return
         account, recipe = failed
         if account.assessment.arm is Arm.GAIN:
             modelled = self._search.modelled_anew(code, edge, recipe, judged)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from validator.align.traces import Edge, Trace, TraceCall
-from validator.checks.cache_reads import demand_named_modules
+from validator.checks.cache_declarations import DeclaredCaches
 from validator.checks.edges import EdgeJudge
 from validator.checks.findings import (
     Check,
@@ -113,12 +113,13 @@ def run_checks(
         progress: told how many calls are judged, of how many.
 
     Raises:
-        UsageError: the declared recipe names a module that the reference hasn't got.
+        UsageError: the declared recipe gives scales of a cache to modules that the reference hasn't got, or
+            that attend to nothing.
 
     Returns:
         The outcome; its metadata, end-to-end figures and reasons of the capture are the caller's to add.
     """
-    demand_named_modules(policy.allowed[-1], reference)
+    caches = DeclaredCaches.of(policy.allowed[-1], reference)
     trace = with_own_scales(reference, trace)
     bench = Bench(elements=elements or elements_of(trace))
     is_judged = _Everything() if scope is None else scope
@@ -146,6 +147,7 @@ def run_checks(
 
         def judge(code: Code, edge_judge: EdgeJudge = edge_judge) -> None:
             nonlocal done
+            caches.saw(code)
             if code.call.module in is_judged and edge_judge.judge(code):
                 covered.update((code.call.module, *code.inlined))
                 through.update(code.inlined)
@@ -191,7 +193,7 @@ def run_checks(
         judgements=tuple(merged_judgements),
         unchecked=_unique(unchecked),
         unobservable=_unique(unobservable),
-        notes=_notes(trace, is_judged, regions),
+        notes=(*caches.notes, *_notes(trace, is_judged, regions)),
     )
     reasons += _gaps(reference, trace, outcome, covered, gaps, alone, is_judged)
     return roll_up(outcome, reasons=list(dict.fromkeys(reasons)))

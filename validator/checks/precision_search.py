@@ -119,13 +119,17 @@ class PrecisionSearch:
             return None
         elements = Elements.of(edge, band=band, judged=judged)
         before = self._left(code, edge, elements)
+        tried = []
         for known in self.policy.caches:
             read = reading_cache(computed, known, trace)
             if read is None:
                 continue
+            left = self._left(read, read.edge(edge.key), elements)
+            if left <= NEAR * before:
+                tried.append((left, known, read))
+        # Where scales are nearly alike, several are near.
+        for _, known, read in sorted(tried, key=lambda x: x[0]):
             moved = read.edge(edge.key)
-            if self._left(read, moved, elements) > NEAR * before:
-                continue
             accounts = (self.explainer.account(read, moved, x, judged) for x in self.policy.allowed)
             if any(account is not None and account.assessment.arm is None for account in accounts):
                 return Behind(recipe=known, op=None)

@@ -11,6 +11,7 @@ Shape legend: * = an edge's shape.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from validator.capturing.noise import Noise
 from validator.capturing.scratch import Scratch
 from validator.capturing.watch import Place, Watch
 from validator.checks.arithmetic import Arithmetic
+from validator.checks.cache_noise import AttentionLog, CachedRuns
 from validator.checks.roundings import Rounding
 from validator.checks.shadow import ShadowTensor, real_view, widened
 from validator.errors import TargetError
@@ -98,6 +100,7 @@ class Propagation:
         self._lift = _Lift(model, dtype)
         self._scratch = Scratch(folder)
         self._places: dict[Place, _Measured] = {}
+        self._cached = None if recipe.cache == "storage" else CachedRuns(model, recipe)
 
     def __enter__(self) -> Self:
         """Run the model.
@@ -110,6 +113,8 @@ class Propagation:
             with torch.no_grad():
                 with Watch(self._model, self._note):
                     self._run()
+                if self._cached is not None:
+                    self._learn(self._cached)
                 for seed in range(self._runs):
                     self._noisy_run(seed)
         except BaseException:
@@ -175,10 +180,19 @@ class Propagation:
             shape=value.shape, value=self._scratch.append(value), distance=distance
         )
 
+    def _learn(self, cached: CachedRuns) -> None:
+        """Run once more, to find the attention that reads from a cache."""
+        log = AttentionLog(cached)
+        with self._simulated(), cached, Arithmetic(Rounding.none(), self._lift, log=log):
+            self._run()
+        self._lift.clear()
+        cached.learn(log)
+
     def _noisy_run(self, seed: int) -> None:
         """Run once more, in the candidate's arithmetic."""
         rounding = Rounding.stochastic(self._recipe, seed, {})
-        arithmetic = Arithmetic(rounding, self._lift)
+        exchange = None if self._cached is None else self._cached.read_by
+        arithmetic = Arithmetic(rounding, self._lift, exchange=exchange)
 
         def seen(place: Place, leaf: Tensor) -> Tensor | None:
             with arithmetic.suspended():
@@ -191,10 +205,15 @@ class Propagation:
             self._lift.clear()
             rounding.noise_cache.clear()
 
+        with self._simulated(), self._cached or nullcontext(), Watch(self._model, seen, left), arithmetic:
+            self._run()
+
+    @contextmanager
+    def _simulated(self) -> Iterator[None]:
+        """Leave the model's buffers as they were, and say what it means that it fails."""
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         try:
-            with Watch(self._model, seen, left), arithmetic:
-                self._run()
+            yield
         except Exception as error:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise TargetError(

@@ -165,6 +165,17 @@ class Tape:
         """The values that come from outside of the code, by slot, but for those that it writes to."""
         return {slot: x.data64 for slot, x in self._given.items() if slot not in self._saved}
 
+    def behind(self, slots: Collection[int]) -> frozenset[Any]:
+        """Return the keys of the marked values that depend on some slots."""
+        reached, keys = set(slots), set()
+        for entry in self._entries:
+            if isinstance(entry, _Mark):
+                keys |= {entry.key} if entry.slot in reached else set()
+            elif isinstance(entry, _Entry) and reached.intersection(entry.sources):
+                reached |= {slot for slot in entry.targets if slot is not None}
+                reached |= {slot for group in entry.alike for slot in group}
+        return frozenset(keys)
+
     def exchanged(self, others: Mapping[Operation, Operation]) -> "Tape":
         """Return a tape on which other operations stand in the place of some, on the same values."""
         made = copy.copy(self)

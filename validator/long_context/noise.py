@@ -5,7 +5,7 @@ several times, each time with what every module returns changed at random by up 
 candidate is one more such run, and rounds no more often; the cache, the chunks and the single steps are what
 it has of its own. How errors travel through attention need not be known: they travel through the controls as
 well. Simulating every operator would take minutes on a text of this length, and is done only where a recipe
-is declared that allows more than the reference's own code does.
+is declared that allows more than the reference's own code does, or a cache of codes.
 
 Shape legend: T = tokens, V = vocabulary.
 """
@@ -76,7 +76,7 @@ def measured_band(
     """
     reference = build()
     logits, has_chosen = oracle_logits(reference, tokens, dtype=dtype)
-    if recipe is None or EAGER.covers(recipe):
+    if recipe is None or (EAGER.covers(recipe) and recipe.cache == "storage"):
         runs = _dithered_runs(_in_dtype(build(), dtype), tokens, dtype=dtype, runs=controls)
     else:
         runs = _simulated_runs(reference, tokens, dtype=dtype, recipe=recipe, runs=controls)

@@ -7,7 +7,10 @@ from typing import Any
 
 from validator.numerics.legality import refuse
 
-__all__ = ["CacheScale", "demand_cache_scales"]
+__all__ = ["SHARED_BY", "CacheScale", "demand_cache_scales"]
+
+SHARED_BY = ("tensor", "head", "token")
+"""What may share a scale taken from its largest value: the keys of a module, of a head, or of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,23 +19,24 @@ class CacheScale:
 
     Attributes:
         module: glob of the modules that attend, by their names in the reference.
-        keys: what codes of keys are multiplied by; None where each head of each token has a scale of its own,
-            its largest value over the largest code.
+        keys: what codes of keys are multiplied by: a number, or what has a scale of its own, which is its
+            largest value over the largest code: `"tensor"` (one for all keys of a module, those of the first
+            step or of each), `"head"`, `"token"`, or None for each head of each token.
         values: the same of values.
 
     Raises:
-        UsageError: a scale is no positive number.
+        UsageError: a scale is none of these.
     """
 
     module: str = "*"
-    keys: float | None
-    values: float | None
+    keys: float | str | None
+    values: float | str | None
 
     def __post_init__(self) -> None:
         for name in ("keys", "values"):
             value = getattr(self, name)
-            if value is not None and not _is_positive(value):
-                refuse(self, name, value, "it must be a positive number, or None")
+            if value is not None and not _is_scale(value):
+                refuse(self, name, value, f"it must be {_LEGAL}, or None")
 
     def holds_for(self, module: str) -> bool:
         """Tell whether a module is one of those."""
@@ -40,7 +44,7 @@ class CacheScale:
 
 
 def demand_cache_scales(record: Any) -> None:
-    """Refuse what is neither a positive number nor a tuple of `CacheScale`, or None.
+    """Refuse what is neither a scale nor a tuple of `CacheScale`, or None.
 
     Raises:
         UsageError: of a record's `cache_scale`.
@@ -49,11 +53,14 @@ def demand_cache_scales(record: Any) -> None:
     if isinstance(scales, tuple):
         if not scales or not all(isinstance(scale, CacheScale) for scale in scales):
             refuse(record, "cache_scale", scales, "a tuple must hold validator.CacheScale, one or more")
-    elif scales is not None and not _is_positive(scales):
-        refuse(
-            record, "cache_scale", scales, "it must be a positive number, or a tuple of validator.CacheScale"
-        )
+    elif scales is not None and not _is_scale(scales):
+        refuse(record, "cache_scale", scales, f"it must be {_LEGAL}, or a tuple of validator.CacheScale")
 
 
-def _is_positive(value: object) -> bool:
+_LEGAL = f"a positive number, {', '.join(map(repr, SHARED_BY))}"
+
+
+def _is_scale(value: object) -> bool:
+    if isinstance(value, str):
+        return value in SHARED_BY
     return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf

@@ -7,7 +7,7 @@ always allowed. What it says of matrix products has the names that `Emulation` h
 from dataclasses import dataclass, fields, replace
 
 from validator.errors import UsageError
-from validator.numerics.cache_scales import CacheScale, demand_cache_scales
+from validator.numerics.cache_scales import SHARED_BY, CacheScale, demand_cache_scales
 from validator.numerics.contractions import FACTORS
 from validator.numerics.formats import FORMATS
 from validator.numerics.legality import (
@@ -66,10 +66,11 @@ class Recipe:
             `REQUANTISED`, or None. Each must then be the checkpoint's within half a step of its own codes.
         cache: format of the codes in which a cache holds the keys and values that attention reads, one of
             `CACHES`, or `"storage"` for that in which they were computed. They must then be what these codes
-            stand for.
-        cache_scale: what codes of the cache are multiplied by when they are read: a number for all layers; a
-            tuple of `CacheScale` where layers, or keys and values, differ; None where each head of each token
-            has a scale of its own, its largest value over the largest code.
+            stand for. A cache of latents, of which keys and values are made, can't be declared.
+        cache_scale: what codes of the cache are multiplied by when they are read: a number for all layers;
+            `"tensor"`, `"head"` or `"token"` where each of these has a scale of its own, its largest value
+            over the largest code, None where each head of each token has one; a tuple of `CacheScale` where
+            layers, or keys and values, differ.
 
     Raises:
         UsageError: a field's value is not legal, or contradicts another's.
@@ -91,7 +92,7 @@ class Recipe:
     weights: str = "storage"
     requantised: str | None = None
     cache: str = "storage"
-    cache_scale: float | tuple[CacheScale, ...] | None = None
+    cache_scale: float | str | tuple[CacheScale, ...] | None = None
 
     def __post_init__(self) -> None:
         for field_name in ("inner", "reduce", "weights"):
@@ -126,6 +127,18 @@ class Recipe:
             and self.factors == "float32"
             and not self.fp8
         )
+
+    @property
+    def declaration(self) -> str:
+        """What stands behind `recipe =` in a target that declares this."""
+        if RECIPES.get(self.name) == self:
+            return f'"{self.name}"'
+        given = [
+            f"{field.name}={_source(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name == "name" or getattr(self, field.name) != field.default
+        ]
+        return f"validator.Recipe({', '.join(given)})"
 
     def cache_scale_of(self, module: str) -> CacheScale | None:
         """Return what codes are multiplied by that a module's attention reads; None where it reads none."""
@@ -168,6 +181,13 @@ class Recipe:
         return replace(self, **looser)
 
 
+def _source(value: object) -> str:
+    """Return an expression that makes a field's value."""
+    if isinstance(value, tuple):
+        return f"({', '.join(f'validator.{x!r}' for x in value)},)"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
 _NOT_WITH_FP8 = ("factors", "split_k", "partials")
 
 
@@ -188,6 +208,7 @@ def _looseness(field_name: str, recipe: Recipe) -> float:
 FUSED = Recipe(name="fused")
 EAGER = Recipe(name="eager", inner="storage")
 _NARROW = {"bf16": "bfloat16", "fp16": "float16"}
+_CODES = {"fp8": "float8_e4m3fn", "fp8-e5m2": "float8_e5m2", "int8": "int8"}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -213,9 +234,16 @@ RECIPES = {
             for short, fmt in _NARROW.items()
         ),
         Recipe(name="fp8", inner="storage", fp8=True),
-        Recipe(name="fp8-cache", inner="storage", cache="float8_e4m3fn", cache_scale=1.0),
-        Recipe(name="fp8-cache-by-head", inner="storage", cache="float8_e4m3fn"),
-        Recipe(name="int8-cache-by-head", inner="storage", cache="int8"),
+        *(
+            Recipe(name=f"{short}-cache", inner="storage", cache=fmt, cache_scale=1.0)
+            for short, fmt in _CODES.items()
+            if fmt != "int8"
+        ),
+        *(
+            Recipe(name=f"{short}-cache-by-{shared}", inner="storage", cache=fmt, cache_scale=scale)
+            for short, fmt in _CODES.items()
+            for shared, scale in (*((name, name) for name in SHARED_BY), ("token-head", None))
+        ),
     )
 }
 """Recipes that have a name, strictest first. Only the first and `eager` are allowed undeclared."""
