@@ -17,7 +17,7 @@ from validator.checks.findings import Outcome, Verdict
 from validator.report.figures.drawing import edge_label, over_band
 from validator.report.figures.layers import LAYER_METRICS
 from validator.report.page.packing import packed
-from validator.report.phrases import number
+from validator.report.phrases import number, ratio
 from validator.report.result import Result
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -509,7 +509,7 @@ def test_tables_have_the_values_of_the_plots(open_page: Open, faulty: Written) -
         edge["verdict"].replace("_", " ") for edge in document["edges"]
     ]
     for (_, _, error), edge in zip(edges, document["edges"], strict=True):
-        assert edge["max_over_band"] is None or error == number(edge["max_over_band"])
+        assert edge["max_over_band"] is None or error == ratio(edge["max_over_band"])
     head, *layers = cells(opened, "#layers")
     assert head == ["layer", *LAYER_METRICS]
     assert [layer for layer, *_ in layers] == ["0", "1", "2", "3", "outside"]
@@ -522,6 +522,48 @@ def test_tables_have_the_values_of_the_plots(open_page: Open, faulty: Written) -
     assert head == ["token", "layer 0", "layer 1", "layer 2", "layer 3", "layer outside"]
     assert [token for token, *_ in tokens] == [str(n) for n in range(128)]
     assert max(float(row[3]) for row in tokens) == float(layers[2][1])
+
+
+def test_figures_of_an_edge_are_tables_which_are_made_when_they_are_opened(
+    open_page: Open, faulty: Written
+) -> None:
+    path, result = faulty
+    opened = open_page(path)
+    profile = result.outcome.judgements[first_of(result)[0]].profile
+    assert profile is not None
+    assert opened.page.locator("#edge-figures table").count() == 0
+
+    def table(name: str) -> list[list[str]]:
+        return cells(opened, f'#edge-figures figure:has([data-figure="{name}"])')
+
+    for line in profile.lines:
+        head, *rows = table(f"along {line.axis}")
+        assert head == [line.axis, "largest error / band", "rms error / band"]
+        assert len(rows) == len(line.starts)
+        assert max(float(row[1]) for row in rows) == pytest.approx(max(line.largest), rel=0.06)
+    _, *bins = table("ulp")
+    assert sum(int(count) for _, count in bins) == sum(profile.ulp_counts)
+    head, *points = table("values")
+    assert head[1:] == ["oracle", "candidate", "error / band"]
+    assert points[0][0] == "outside"
+    assert float(points[0][3]) == pytest.approx(max(profile.sample.error), rel=0.06)
+    assert opened.complaints == []
+
+
+def test_the_table_of_the_layers_is_of_the_metric_that_is_shown(open_page: Open, faulty: Written) -> None:
+    path, result = faulty
+    first, name = first_of(result)
+    opened = open_page(path, at="#edge=0")
+    opened.page.select_option("#metric", LAYER_METRIC)
+    assert not opened.page.locator("#layers > details.values").is_visible()
+    head, *rows = cells(opened, "#metric-values")
+    assert head == ["layer, module", LAYER_METRIC, "worst edge"]
+    assert any(row[0] == "layer 2, mlp.down_proj" and row[2] == name for row in rows)
+    opened.page.locator(f'#metric-values a[href="#edge={first}"]').click()
+    assert opened.edge_name() == name
+    opened.page.select_option("#metric", "layers")
+    assert opened.page.locator("#layers > details.values").is_visible()
+    assert opened.page.locator("#metric-values *").count() == 0
 
 
 def tab_to(opened: Opened, selector: str) -> None:

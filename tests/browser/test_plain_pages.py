@@ -16,7 +16,7 @@ from tests.browser.conftest import Opened
 from tests.report.conftest import RUN, finding, judgements
 from validator import cli
 from validator.checks.findings import Outcome, Verdict
-from validator.report.phrases import number
+from validator.report.phrases import number, ratio
 from validator.report.result import Result
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e🦙{{ 7 * 7 }}"
@@ -89,8 +89,8 @@ def test_runs_side_by_side_are_a_page_with_their_plot(
     path, document = page_of(tmp_path, "report", *runs)
     opened = open_page(path, width=width, color_scheme=color_scheme)
     shown = opened.plot("#plot-0")
-    assert opened.page.locator("#plot-0 .scatterlayer .trace").count() == 2
-    assert [len(trace["x"]) for trace in shown["data"]] == [11, 11]
+    assert opened.page.locator("#plot-0 .scatterlayer .trace").count() == 3  # of each run, and of its finding
+    assert [len(trace["x"]) for trace in shown["data"]] == [11, 11, 1]
     assert opened.page.locator("h1").inner_text() == f"2 runs: aligned (healthy), then divergent ({SHOWN})"
     assert rows_of(opened, "2 runs")[1][:3] == [SHOWN, "divergent", "1"]
     assert titles_of(opened)[:2] == ["from run to run", "findings, error over the band"]
@@ -98,7 +98,14 @@ def test_runs_side_by_side_are_a_page_with_their_plot(
     assert change[0] == f"healthy to {SHOWN}"
     (row,) = rows_of(opened, "findings, error over the band")
     (found,) = document["findings"]
-    assert row[1:] == [number(found["max_over_band"][0]), f"{number(found['max_over_band'][1])} divergent"]
+    assert row[1:] == [ratio(found["max_over_band"][0]), f"{ratio(found['max_over_band'][1])} divergent"]
+    opened.page.locator("details.values summary").click()
+    values = opened.page.locator("details.values tbody tr")
+    assert values.count() == 11
+    assert opened.page.locator("details.values thead th").all_inner_texts()[1:] == ["healthy", SHOWN]
+    (shown,) = values.filter(has_text=row[0]).all()
+    for said, error in zip(shown.locator("td").all_inner_texts(), found["max_over_band"], strict=True):
+        assert said.startswith(number(error))
     assert_is_quiet(opened, path, width)
 
 

@@ -28,6 +28,29 @@ def test_a_number_has_two_or_three_digits(value: float | str, text: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.994, "0.99"),
+        (0.9951, "0.995"),
+        (0.9999, "0.9999"),
+        (0.99999999, "0.9999"),
+        (1.0, "1.0"),
+        (1.00000001, "1.0001"),
+        (1.0001, "1.0001"),
+        (1.02, "1.02"),
+        (1.049, "1.05"),
+        (1.06, "1.1"),
+        (491.2, "491"),
+        (0.0, "0"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_a_ratio_to_a_limit_is_told_on_its_side_of_the_limit(value: float, text: str) -> None:
+    assert phrases.ratio(value) == text
+
+
+@pytest.mark.parametrize(
     ("part", "whole", "text"),
     [
         (30, 2048, "1.5%"),

@@ -61,19 +61,21 @@ def test_text_shows_the_runs_what_changed_and_what_moved(files: list[Path]) -> N
     found = "model.layers.2.mlp.down_proj (function), model.layers.3.self_attn, into o_proj [input] (wiring)"
     assert f"tp1 to tp2 divergent, was aligned; 2 findings new: {found}" in words
     assert f"tp2 to tp4 aligned, was divergent; 2 findings gone: {found}" in words
-    moved = words.split("in runs of the same arithmetic (but for 1.0% of pages)")[1]
+    moved = words.split("moved more than chance moves it")[1]
     assert "model.layers.0.mlp.down_proj (function) 0.31 0.71 0.95" in moved
     assert "model.layers.1" not in moved
-    assert "parallelism.world_size 1 2 4" in moved
-    assert "software.torch 2.10 2.10" in moved
+    assert "if elements err independently of each other" in moved
+    assert "candidate.parallelism.world_size 1 2 4" in moved
+    assert "candidate.software.torch 2.10 2.10" in moved
 
 
 def test_the_figure_has_every_edge_of_every_run(files: list[Path]) -> None:
     figure = read_runs(files).figure()
-    assert [(trace.name, len(trace.x)) for trace in figure.data] == [("tp1", 12), ("tp2", 13), ("tp4", 12)]
+    runs = figure.data[:3]  # signs of the findings follow
+    assert [(trace.name, len(trace.x)) for trace in runs] == [("tp1", 12), ("tp2", 13), ("tp4", 12)]
     assert len(set(figure.data[1].x)) == 13
     place = list(read_runs(files).to_frame().query("run == 'tp1'").module).index(MOVED)
-    moved = [trace.y[list(trace.x).index(place)] for trace in figure.data]
+    moved = [trace.y[list(trace.x).index(place)] for trace in runs]
     assert moved == [0.31, 0.71, 0.95]
 
 
@@ -122,6 +124,33 @@ def test_identical_runs_say_that_nothing_changed(files: list[Path], tmp_path: Pa
     assert "the same findings" in str(runs)
 
 
+def test_another_reference_and_other_inputs_are_differences(files: list[Path]) -> None:
+    for file, checksum, torch in ((files[0], "aa", "2.9"), (files[2], "bb", "2.10")):
+        document = json.loads(file.read_text())
+        document["run"]["candidate"]["inputs"] = {"input_ids": {"checksum": checksum, "mean": 1.0}}
+        document["run"]["reference"] = {"software": {"torch": torch}, "source": "tiny"}
+        file.write_text(json.dumps(document))
+    differences = read_runs([files[0], files[2]]).to_json()["differences"]
+    assert differences["candidate.inputs.input_ids"] == ["aa", "bb"]
+    assert differences["reference.software.torch"] == ["2.9", "2.10"]
+    assert "reference.source" not in differences
+
+
+@pytest.mark.parametrize("value", [None, 7])
+def test_a_first_divergence_that_is_none_of_the_findings_is_an_error(
+    files: list[Path], value: object
+) -> None:
+    document = json.loads(files[1].read_text())
+    document["first_divergence"] = value
+    files[1].write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="first_divergence is not the first"):
+        read_runs(files)
+    del document["first_divergence"]
+    files[1].write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="KeyError: 'first_divergence'"):
+        read_runs(files)
+
+
 def test_of_several_ranks_the_worst_counts(aligned: Outcome, tmp_path: Path) -> None:
     first = aligned.judgements[1]
     worse = replace(first, rank=1, evidence=replace(first.evidence, max_over_band=0.9))
@@ -147,9 +176,9 @@ def test_a_value_of_another_class_is_plotted_at_infinity_however_small_the_other
         replace(divergent, findings=(replace(found, arm=arm, evidence=small),), judgements=judgements)
     ).write_json(path)
     runs = read_runs([path])
-    (trace,) = runs.figure().data
+    trace, *_ = runs.figure().data
     (at,) = [place for place, text in enumerate(trace.text) if f"{found.module} (function)" in text]
-    assert trace.text[at].endswith("run: inf")
+    assert "run: inf, " in trace.text[at]
     assert trace.y[at] == runs.figure().layout.yaxis.tickvals[-1]
 
 

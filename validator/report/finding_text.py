@@ -192,5 +192,5 @@ def _figure(finding: Finding) -> str:
     if finding.arm is Arm.GAIN and evidence.gain is not None:
         return f"gain {phrases.scientific(evidence.gain)}"
     if finding.arm is Arm.MAX and evidence.max_over_band is not None:
-        return f"{phrases.number(evidence.max_over_band)}x band"
+        return f"{phrases.ratio(evidence.max_over_band)}x band"
     return {Arm.EXACT: "bits differ", Arm.CLASS: "other class"}.get(finding.arm, finding.arm.lower())

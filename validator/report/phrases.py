@@ -22,6 +22,7 @@ __all__ = [
     "places",
     "printable",
     "ranges",
+    "ratio",
     "scientific",
     "shape",
     "shown",
@@ -45,6 +46,18 @@ def number(value: float | str) -> str:
     if 0.0995 <= size < 0.995:
         return f"{value:.2f}"
     return scientific(value)
+
+
+def ratio(value: float) -> str:
+    """Return a ratio to a limit, as `number` does but never on the other side of 1 than it is.
+
+    Near 1 it has up to four decimals, as many as that needs; what is nearer yet is 0.9999 or 1.0001.
+    """
+    text = number(value)
+    if value == 1 or float(text) != 1:
+        return text
+    near = (f"{value:.{decimals}f}" for decimals in (2, 3, 4))
+    return next((told for told in near if float(told) != 1), "0.9999" if value < 1 else "1.0001")
 
 
 def scientific(value: float) -> str:

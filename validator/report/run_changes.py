@@ -2,18 +2,27 @@
 
 An edge has moved where its largest errors over the band differ from run to run by more than chance makes
 them in runs of the same arithmetic, whose errors over the band keep their scale. How much that is depends
-on the number of elements. Let errors be independent with tails that fall as `exp(-t / s)`, the heaviest
-that were measured (float32 sums, NUMERICS section 4). The largest A of n of them is below t with
-probability `(1 - exp(-t / s))^n`; `chance_factor` is the f beyond which `P(A > f B)` is the chance that is
-given away, for another run's B, and does not depend on s. With `ALPHA` shared by all ordered pairs of runs
-of all edges, at most ALPHA of the pages of such runs show any edge as moved (union bound).
+on the number of elements. Let errors be independent, 0 with probability `ZEROS`, else with tails that fall
+as `exp(-t / s)`, the heaviest that were measured (float32 sums, NUMERICS section 4). The largest A of n of
+them is at most t with probability `(1 - (1 - ZEROS) exp(-t / s))^n`; `chance_factor` is the f beyond which
+`P(A > f B or B = 0)` is the chance that is given away, for another run's B, and does not depend on s. With
+`ALPHA` shared by all ordered pairs of runs of all edges, at most ALPHA of the pages of such runs show any
+edge as moved (union bound). Where all n are 0 more often than that, as `P(B = 0) = ZEROS^n`, no factor is
+large enough and nothing is told: a largest error of 0 says something of many elements alone.
 
-On a page of 333 edges in 3 runs the factor is 18 for 8 elements, 2.6 for 4,096, and 1.9 for a million. Any
-law whose hazard does not fall, such as the normal or the uniform one (a single rounding), varies less: its
-errors are a concave function of exponential ones that is 0 at 0, which brings their ratios nearer to 1.
-There ALPHA is kept, and some moves that are no chance are not told. Errors that elements share, as those of
-a row share that of its mean square, vary like those of fewer elements: there chance may show more than
-ALPHA. A move is no fault: another order of summation, or another band, moves an edge as well.
+Rounding a sum of two numbers of a format to that format is exact at times. If their signs are equal, at
+least one bit is dropped, by a carry or by a shift, and is 0 in a half of the cases; if they are not, nothing
+may be (Sterbenz). With signs independent of each other that is 3/4 at most, in any format. Below it the
+chance is smaller: `P(A > f B or B = 0)` rises with ZEROS. What is exact more often, such as a sum whose
+second term is mostly 0, is beyond this law. The grid that such errors lie on, k of 2^d steps, moves no
+factor above 1.4 by more than these zeros do.
+
+On a page of 333 edges in 3 runs the factor is infinite for up to 42 elements, 6.8 for 128, 3.0 for 4,096,
+and 2.0 for a million. Any law whose hazard above 0 does not fall, such as the normal or the uniform one,
+varies less: its errors are a concave function of those above that is 0 at 0, which brings their ratios
+nearer to 1. There ALPHA is kept, and some moves that are no chance are not told. Errors that elements share,
+as those of a row share that of its mean square, vary like those of fewer elements: there chance may show
+more than ALPHA. A move is no fault: another order of summation, or another band, moves an edge as well.
 """
 
 import math
@@ -25,10 +34,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from validator.report.stored_runs import EdgeName, StoredRun
+from validator.report.stored_runs import EdgeName, RunEdge, StoredRun
 
 __all__ = [
     "ALPHA",
+    "ZEROS",
     "chance_factor",
     "differences",
     "errors",
@@ -40,6 +50,12 @@ __all__ = [
 
 ALPHA = 0.01
 """Of the pages of runs of the same arithmetic at most so many show an edge as moved."""
+
+ZEROS = 0.75
+"""Of the errors of one rounding of a sum at most so many are exactly 0."""
+
+_MOST = 100.0
+"""No logarithm of a factor is sought above it."""
 
 
 def found_anywhere(runs: Sequence[StoredRun]) -> tuple[EdgeName, ...]:
@@ -67,42 +83,51 @@ def chance_factor(fewest: int, most: int, chance: float) -> float:
         fewest: how many elements the other run has, at least 1.
         most: how many the first has.
         chance: less than a half.
+
+    Returns:
+        inf where the other run's largest error alone is 0 with that chance.
     """
-    # Quadrature over all probabilities u, by the trapezoidal rule in log(u / (1 - u)).
+    log_zero, log_rest = fewest * math.log(ZEROS), math.log1p(-ZEROS)
+    log_positive = math.log(-math.expm1(log_zero))
+    # Quadrature over all probabilities v of a B above 0, by the trapezoidal rule in log(v / (1 - v)).
     places, step = np.linspace(-40.0, 40.0, 801, retstep=True)
-    log_u, log_rest = -np.logaddexp(0.0, -places), -np.logaddexp(0.0, places)
-    weights = step * np.exp(log_u + log_rest)
-    others = -_log_complement(log_u / fewest)  # below which the other run's largest error is in u of all runs
+    log_v, log_1_v = -np.logaddexp(0.0, -places), -np.logaddexp(0.0, places)
+    weights = step * np.exp(log_v + log_1_v + log_positive)
+    # 1 - u = (1 - v) P(B > 0), of the u of all runs in which B is less
+    log_u = _log_complement(log_1_v + log_positive)
+    others = np.maximum(log_rest - _log_complement(log_u / fewest), 0.0)
 
     def excess(log_factor: float) -> float:
-        log_below = most * _log_complement(-math.exp(log_factor) * others)
-        return float(weights @ -np.expm1(log_below)) - chance
+        log_below = most * _log_complement(log_rest - math.exp(log_factor) * others)
+        return math.exp(log_zero) + float(weights @ -np.expm1(log_below)) - chance
 
-    return math.exp(brentq(excess, 0.0, 100.0))
+    return math.inf if excess(_MOST) >= 0 else math.exp(brentq(excess, 0.0, _MOST))
 
 
 def moved(runs: Sequence[StoredRun]) -> tuple[EdgeName, ...]:
     """Return the edges without a finding whose error moved, the largest error first.
 
-    An edge of unknown size is held to have one element, whose error chance moves a hundred thousandfold.
+    Of an edge of unknown size, or of few elements, only an error that is not finite is told beside another.
     """
     known = _known(runs)
     pairs = sum(len(found) * (len(found) - 1) for found in known.values())
     largest = {}
     for name, found in known.items():
-        sizes = _sizes(runs, name)
-        if _differ(found, chance_factor(min(sizes), max(sizes), ALPHA / pairs)):
+        if _differ(found, chance_factor(*_sizes(runs, name), ALPHA / pairs)):
             largest[name] = max(found)
     return tuple(sorted(largest, key=lambda name: -largest[name]))
 
 
 def uncounted(runs: Sequence[StoredRun]) -> int:
     """Return of how many edges with several errors the number of elements is not known in some run."""
-    return sum(None in _counts(runs, name) for name in _known(runs))
+    return sum(any(edge.elements is None for edge in _judged(runs, name)) for name in _known(runs))
 
 
 def differences(runs: Sequence[StoredRun]) -> dict[str, tuple[str | None, ...]]:
-    """Return the candidates' metadata that are not the same in all runs, one value a run."""
+    """Return the metadata of both sides that are not the same in all runs, one value a run.
+
+    What the candidate is judged by moves every edge as well: the reference and the inputs are looked at too.
+    """
     told = [dict(_metadata(run.document.get("run"))) for run in runs]
     names = dict.fromkeys(name for one in told for name in one)
     values = {name: tuple(one.get(name) for one in told) for name in names}
@@ -123,14 +148,20 @@ def _known(runs: Sequence[StoredRun]) -> dict[EdgeName, list[float]]:
     return {name: values for name, values in known.items() if len(values) > 1 and any(values)}
 
 
-def _counts(runs: Sequence[StoredRun], name: EdgeName) -> list[int | None]:
-    return [run.edges[name].elements for run in runs if name in run.edges]
+def _judged(runs: Sequence[StoredRun], name: EdgeName) -> list[RunEdge]:
+    return [run.edges[name] for run in runs if name in run.edges]
 
 
-def _sizes(runs: Sequence[StoredRun], name: EdgeName) -> list[int]:
-    """Return how many elements an edge has in each run, as far as that is known of all."""
-    counts = [count for count in _counts(runs, name) if count]
-    return counts if len(counts) == len(_counts(runs, name)) else [1]
+def _sizes(runs: Sequence[StoredRun], name: EdgeName) -> tuple[int, int]:
+    """Return of how many independent errors an edge's largest is at least, and at most, in any run.
+
+    The ranks of a run may hold the same values or others. Where something is not known, it is of one.
+    """
+    edges = _judged(runs, name)
+    sizes = [(edge.elements, edge.elements * edge.ranks) for edge in edges if edge.elements]
+    if len(sizes) < len(edges):
+        return 1, 1
+    return min(fewest for fewest, _ in sizes), max(most for _, most in sizes)
 
 
 def _differ(values: Sequence[float], factor: float) -> bool:
@@ -142,14 +173,23 @@ def _differ(values: Sequence[float], factor: float) -> bool:
 
 def _metadata(run: Any) -> Iterator[tuple[str, str]]:
     """Yield what makes two runs differ, by name and as text: not what differs in any two processes."""
-    side = run.get("candidate") if isinstance(run, Mapping) else None
-    if not isinstance(side, Mapping):
-        return
+    for name in ("candidate", "reference"):
+        side = _mapping(run).get(name)
+        for key, value in _side(_mapping(side)):
+            yield f"{name}.{key}", str(value)
+
+
+def _side(side: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for group in ("software", "parallelism", "determinism"):
-        values = side.get(group)
-        for key, value in values.items() if isinstance(values, Mapping) else ():
+        for key, value in _mapping(side.get(group)).items():
             if key != "meshes":
-                yield f"{group}.{key}", str(value)
+                yield f"{group}.{key}", value
+    for key, value in _mapping(side.get("inputs")).items():
+        yield f"inputs.{key}", _mapping(value).get("checksum", value)
     for key in ("source", "recipe", "dtype"):
         if key in side:
-            yield key, str(side[key])
+            yield key, side[key]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -104,11 +104,10 @@ class SideBySide(Shown):
             Section(title="from run to run", rows=tuple(_changes(self.runs))),
             self._edges("findings, error over the band", run_changes.found_anywhere(self.runs)),
             self._edges(
-                "no finding, but the error over the band moved more than chance moves it in runs of the same "
-                f"arithmetic (but for {phrases.percent(run_changes.ALPHA)} of pages)",
+                "no finding, but the error over the band moved more than chance moves it",
                 run_changes.moved(self.runs),
             ),
-            Section(rows=tuple(_uncounted(self.runs))),
+            Section(rows=tuple(_limits(self.runs))),
             self._differences(),
         )
         return Screen(headline=_headline(self.runs), style=STYLES[self.runs[-1].verdict], sections=sections)
@@ -134,7 +133,7 @@ class SideBySide(Shown):
     def _differences(self) -> Table:
         return Table(
             title="metadata that differ",
-            columns=(Column(name="candidate"), *(Column(name=run.name) for run in self.runs)),
+            columns=(Column(name="name"), *(Column(name=run.name) for run in self.runs)),
             rows=tuple(
                 (name, *("" if value is None else value for value in values))
                 for name, values in run_changes.differences(self.runs).items()
@@ -213,13 +212,22 @@ def _changes(runs: Sequence[StoredRun]) -> Iterator[Row]:
         yield Row(label=f"{before.name} to {after.name}", text="; ".join(words) or "the same findings")
 
 
-def _uncounted(runs: Sequence[StoredRun]) -> Iterator[Row]:
+def _limits(runs: Sequence[StoredRun]) -> Iterator[Row]:
+    """Yield what a reader must know of the edges that moved, and of those that did not."""
+    if len(runs) > 1:
+        yield Row(
+            text="chance moves an edge on at most "
+            f"{phrases.percent(run_changes.ALPHA)} of pages of runs of the same arithmetic, if elements err "
+            "independently of each other; where they share an error, as those of a row that of its mean "
+            "square, on more. Not looked at: a gain that drifts within the band, and what stays below the "
+            "rounding of a stored result"
+        )
     count = run_changes.uncounted(runs)
     if count:
         yield Row(
             text=f"{phrases.count(count, 'edge')} of results that older versions wrote have no number of "
-            "elements: a move is told only where a single element would not make it by chance. Write them "
-            "again with `validator check --json`"
+            "elements: of them a move is told only where an error is not finite. Write them again with "
+            "`validator check --json`"
         )
 
 
@@ -227,5 +235,5 @@ def _cell(run: StoredRun, name: EdgeName) -> str:
     edge = run.edges.get(name)
     if edge is None:
         return "not judged"
-    error = "" if edge.max_over_band is None else phrases.number(edge.max_over_band)
+    error = "" if edge.max_over_band is None else phrases.ratio(edge.max_over_band)
     return error if edge.verdict is Verdict.ALIGNED and error else f"{error} {_words(edge.verdict)}".strip()

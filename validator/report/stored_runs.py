@@ -41,12 +41,14 @@ class RunEdge:
 
     Attributes:
         max_over_band: largest error over the band, as `facts.error_over_band` tells it.
-        elements: how many were judged; None where that is not known.
+        elements: how many were judged, on the rank that has the most; None where that is not known.
+        ranks: on how many ranks.
     """
 
     verdict: Verdict
     max_over_band: float | None
     elements: int | None
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,67 +112,84 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
     verdict = Verdict(document["verdict"])
     if verdict not in _RUN_VERDICTS:
         raise ValueError(f"{verdict!r} is no verdict on a run")
-    found = [(_name(finding), _edge(finding, finding["evidence"])) for finding in document["findings"]]
-    judged = [(_name(edge), _edge(edge, edge)) for edge in document.get("edges", [])]
+    findings, edges = document["findings"], document.get("edges", [])
+    for key, items in (("findings", findings), ("edges", edges)):
+        if not isinstance(items, list):
+            raise TypeError(f"{key} are no list")
+    found = [_edge(finding, finding["evidence"]) for finding in findings]
+    first = next((finding for finding in findings if finding["verdict"] == Verdict.DIVERGENT), None)
+    if document["first_divergence"] != first:
+        raise ValueError("first_divergence is not the first divergent one of the findings")
     figures = document["distribution"] or {}
     kl, top1 = figures.get("kl"), figures.get("top1_agreement")
     return StoredRun(
         name=name,
         verdict=verdict,
-        findings=tuple(dict.fromkeys(name for name, _ in found)),
-        edges=_worst([*judged, *found]),
-        kl_mean=None if kl is None else float(kl["mean"]),
-        top1=None if top1 is None else float(top1),
+        findings=tuple(dict.fromkeys(edge for edge, _, _ in found)),
+        edges=_worst([*(_edge(edge, edge) for edge in edges), *found]),
+        kl_mean=None if kl is None else _number(kl["mean"]),
+        top1=None if top1 is None else _number(top1),
         document=document,
     )
 
 
 def _name(fields: Mapping[str, Any]) -> EdgeName:
-    into, call = fields["into"], fields["call"]
-    if not isinstance(call, int):
+    module, into, path, call = (fields[key] for key in ("module", "into", "path", "call"))
+    for text in (module, path, "" if into is None else into):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is no name")
+    if not _is_count(call):
         raise TypeError(f"call {call!r} is no number")
-    return EdgeName(
-        module=str(fields["module"]),
-        check=Check(fields["check"]),
-        into=None if into is None else str(into),
-        path=str(fields["path"]),
-        call=call,
-    )
+    return EdgeName(module=module, check=Check(fields["check"]), into=into, path=path, call=call)
 
 
-def _edge(fields: Mapping[str, Any], figures: Mapping[str, Any]) -> RunEdge:
-    """Read an edge; documents may be older than arm and elements of edges without a finding."""
-    verdict, error, elements = Verdict(fields["verdict"]), figures["max_over_band"], figures.get("elements")
-    if elements is not None and (not isinstance(elements, int) or not 0 <= elements < _MOST):
-        raise ValueError(f"{elements!r} is no number of elements")
-    return RunEdge(
+def _edge(fields: Mapping[str, Any], figures: Mapping[str, Any]) -> tuple[EdgeName, int | None, RunEdge]:
+    """Read an edge and its rank; documents may be older than arm and elements of edges without a finding."""
+    rank, elements, error = fields["rank"], figures.get("elements"), figures["max_over_band"]
+    for count in (rank, elements):
+        if count is not None and not _is_count(count):
+            raise ValueError(f"{count!r} is no number of elements, and no rank")
+    verdict = Verdict(fields["verdict"])
+    measured = facts.error_over_band(
         verdict=verdict,
-        max_over_band=facts.error_over_band(
-            verdict=verdict,
-            arm=None if fields.get("arm") is None else Arm(fields["arm"]),
-            measured=None if error is None else float(error),
-        ),
-        elements=elements,
+        arm=None if fields.get("arm") is None else Arm(fields["arm"]),
+        measured=None if error is None else _number(error),
     )
+    if measured is not None and measured < 0:
+        raise ValueError(f"{measured!r} is no error over the band")
+    return _name(fields), rank, RunEdge(verdict=verdict, max_over_band=measured, elements=elements)
 
 
-def _worst(edges: Sequence[tuple[EdgeName, RunEdge]]) -> dict[EdgeName, RunEdge]:
-    """Return the worst verdict and the largest error of each edge, over the ranks that it was judged on.
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
-    That error is the largest of at least as many elements as one rank has.
-    """
-    ranks: dict[EdgeName, list[RunEdge]] = {}
-    for name, edge in edges:
-        ranks.setdefault(name, []).append(edge)
+
+def _number(value: Any) -> float:
+    """Return a number as `json_report.plain` writes it."""
+    if isinstance(value, bool) or (isinstance(value, str) and value not in ("nan", "inf", "-inf")):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _worst(edges: Sequence[tuple[EdgeName, int | None, RunEdge]]) -> dict[EdgeName, RunEdge]:
+    """Return the worst verdict and the largest error of each edge, over the ranks that it was judged on."""
+    ranks: dict[EdgeName, list[tuple[int | None, RunEdge]]] = {}
+    for name, rank, edge in edges:
+        ranks.setdefault(name, []).append((rank, edge))
     return {
-        name: RunEdge(
-            verdict=min((edge.verdict for edge in found), key=_WORST.index),
-            max_over_band=max(
-                (e.max_over_band for e in found if e.max_over_band is not None),
-                key=lambda error: (math.isnan(error), error),
-                default=None,
-            ),
-            elements=max((e.elements for e in found if e.elements is not None), default=None),
-        )
+        name: _worst_of([edge for _, edge in found], len({rank for rank, _ in found}))
         for name, found in ranks.items()
     }
+
+
+def _worst_of(edges: Sequence[RunEdge], ranks: int) -> RunEdge:
+    return RunEdge(
+        verdict=min((edge.verdict for edge in edges), key=_WORST.index),
+        max_over_band=max(
+            (edge.max_over_band for edge in edges if edge.max_over_band is not None),
+            key=lambda error: (math.isnan(error), error),
+            default=None,
+        ),
+        elements=max((edge.elements for edge in edges if edge.elements is not None), default=None),
+        ranks=ranks,
+    )

@@ -11,7 +11,7 @@ from validator.checks.findings import Check, Outcome, Unchecked, Unobservable, V
 from validator.report import facts, finding_text, phrases
 from validator.report.screen import Row, Screen, Section, Table, plain_text
 
-__all__ = ["STYLES", "checked_section", "headline", "render", "to_text"]
+__all__ = ["STYLES", "checked_section", "distribution_rows", "headline", "render", "to_text"]
 
 STYLES = {
     Verdict.ALIGNED: "bold green",
@@ -82,7 +82,7 @@ def _summary(outcome: Outcome) -> Iterator[Row]:
         yield Row(label="unchecked", text=_reasons(outcome.unchecked))
     if outcome.unobservable:
         yield from _unobservable(outcome.unobservable)
-    yield from _distribution(outcome.distribution or {})
+    yield from distribution_rows(outcome)
     yield from _limited("note", outcome.notes)
 
 
@@ -118,16 +118,17 @@ def _unobservable(items: Sequence[Unobservable]) -> Iterator[Row]:
         yield Row(label="unobservable", text=f"... and {len(ordered) - _REASONS} more kinds (see --json)")
 
 
-def _distribution(figures: Mapping[str, Any]) -> Iterator[Row]:
-    """Rows for the figures of `numerics.distributions`; those that are missing are left out."""
+def distribution_rows(outcome: Outcome) -> Iterator[Row]:
+    """Yield rows for the figures of `numerics.distributions`; those that are missing are left out."""
+    figures = outcome.distribution or {}
     ways = [
         f"{name} mean {phrases.number(figures[key]['mean'])}, max {phrases.number(figures[key]['max'])}"
         for key, name in (("kl", "ref to cand"), ("kl_reverse", "cand to ref"))
-        if key in figures
+        if figures.get(key) is not None
     ]
     if ways:
         yield Row(label="KL", text="; ".join(ways) + _floors(figures))
-    if "top1_agreement" in figures:
+    if figures.get("top1_agreement") is not None:
         positions = f" of {figures['positions']} positions" if "positions" in figures else ""
         share = phrases.percent(figures["top1_agreement"])
         yield Row(label="top-1", text=f"same token at {share}{positions}{_flips(figures.get('flips'))}")
@@ -135,10 +136,10 @@ def _distribution(figures: Mapping[str, Any]) -> Iterator[Row]:
 
 def _floors(figures: Mapping[str, Any]) -> str:
     """Say what KL noise alone would give: noise as great as the logits', and that of storing them."""
-    if "kl_noise_floor" not in figures:
+    if figures.get("kl_noise_floor") is None:
         return ""
     storage = ""
-    if "kl_storage_floor" in figures:
+    if figures.get("kl_storage_floor") is not None:
         storage = f", storing them alone {phrases.number(figures['kl_storage_floor'])}"
     return f" (noise like that of the logits gives {phrases.number(figures['kl_noise_floor'])}{storage})"
 

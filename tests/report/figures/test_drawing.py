@@ -1,11 +1,14 @@
+import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
 
 from tests.report.conftest import finding, judgement
 from validator.checks.findings import Arm, Check, Evidence, Verdict
-from validator.report.figures.drawing import ErrorAxis, edge_label, label, over_band
+from validator.checks.profiles import Unit
+from validator.report.figures.drawing import ErrorAxis, edge_label, label, over_band, rounded, writer
 
 DOWN = judgement("model.layers.2.mlp.down_proj", Check.FUNCTION, 7)
 
@@ -69,6 +72,25 @@ def test_nothing_and_no_limit_stand_at_the_ends_of_the_axis() -> None:
     assert axis.place(values) == [low, 0.02, 1.0, 40.0, high, None]
     assert axis.hover([0.02, 1.0], "token %{x}") == "token %{x}: %{y}"
     assert axis.hover([0.0, math.inf], "token %{x}") == ["token %{x}: 0", "token %{x}: inf"]
+
+
+def test_beside_the_limit_the_words_say_on_which_side_an_error_is() -> None:
+    axis = ErrorAxis([0.9999, 1.0001], "error")
+    assert axis.place([0.9999, 1.0001]) == [1.0, 1.0]
+    assert axis.hover([0.9999, 1.0001], "at %{x}") == ["at %{x}: 0.9999", "at %{x}: 1.0001"]
+    assert axis.hover([0.9999], "at %{x}", writer(Unit.ULP)) == ["at %{x}: 1.0"]
+
+
+@pytest.mark.parametrize("value", [sys.float_info.max, 3.4e307, 5e-324])
+def test_the_axis_of_any_error_can_be_drawn(value: float) -> None:
+    for axis in (ErrorAxis([value], "error"), ErrorAxis([value], "KL", limit=value)):
+        (place,) = axis.place([value])
+        ticks = axis.layout()["tickvals"]
+        assert place is not None
+        assert 0 < ticks[0] <= place <= ticks[-1] < math.inf
+    assert math.isfinite(10 ** ErrorAxis([value], "error").layout()["range"][1])
+    assert None not in rounded([value])
+    json.dumps(rounded([value, -value]), allow_nan=False)
 
 
 def test_an_axis_of_nothing_but_zeros_is_an_axis() -> None:

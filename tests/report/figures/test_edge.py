@@ -128,10 +128,14 @@ def test_elements_outside_of_the_band_are_told_from_those_within() -> None:
     assert len(outside["x"]) == sum(error > 1 for error in made.sample.error) > 16
 
 
-def test_a_shorter_sample_keeps_the_worst() -> None:
-    _, *shown = strict(edge_figures(profile(), sampled=32)["values"])["data"]
+def test_a_shorter_sample_keeps_the_worst_and_says_so() -> None:
+    figure = strict(edge_figures(profile(), sampled=32)["values"])
+    _, *shown = figure["data"]
     assert sum(len(trace["x"]) for trace in shown) == 32
     assert len(shown[-1]["x"]) >= 16
+    assert figure["layout"]["title"]["text"] == "32 of 12000 elements, worst included"
+    whole = edge_figures(profile(tokens=2, channels=8))["values"]
+    assert whole["layout"]["title"]["text"] == "all 16 elements"
 
 
 def test_values_that_are_no_numbers_leave_a_gap() -> None:

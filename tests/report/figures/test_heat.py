@@ -4,9 +4,17 @@ from typing import Any
 
 import pytest
 
-from validator.report.figures.heat import OVER, limit_scale, named_axis, shade
+from validator.report.figures.heat import (
+    OVER,
+    height_of,
+    limit_scale,
+    named_axis,
+    shade,
+    share_scale,
+    share_shade,
+)
 
-SCALE = limit_scale("error")["colorscale"]
+SCALE: list[tuple[float, str]] = limit_scale("error")["colorscale"]
 
 
 def luminance(colour: str) -> float:
@@ -32,7 +40,7 @@ def colour_of(value: float) -> str:
 def test_the_colour_changes_at_the_limit_and_nowhere_else() -> None:
     blue, vermillion = (SCALE[2][1], SCALE[3][1])
     assert [colour_of(value) for value in (0.999, 1.0)] == [SCALE[1][1], blue]
-    assert [colour_of(value) for value in (OVER, 1.001, 9.0)] == [vermillion] * 3
+    assert [colour_of(value) for value in (1 + 1e-12, OVER, 1.001, 9.0)] == [vermillion] * 4
     assert blue[1:3] < blue[5:7]
     assert vermillion[1:3] > vermillion[5:7]
 
@@ -54,6 +62,25 @@ def test_no_colour_is_that_of_an_empty_cell(paper: str) -> None:
 )
 def test_a_shade_is_a_power_of_ten_or_none(value: float, place: float | None) -> None:
     assert shade(value) == place
+
+
+def test_a_share_has_a_colour_of_nothing_and_others_by_powers_of_ten() -> None:
+    assert [share_shade(share) for share in (0.0, 100.0)] == [-2.0, 2.0]
+    shades = [share_shade(share) for share in (0.0, 1e-9, 0.001, 0.01, 0.1, 1.0, 100.0)]
+    assert shades == sorted(set(shades))
+    scale = share_scale("elements outside, %")
+    places = [max(0.0, (z - scale["zmin"]) / (scale["zmax"] - scale["zmin"])) for z in shades]
+    under = [[colour for at, colour in scale["colorscale"] if at <= place][-1] for place in places]
+    assert (under[0], under[1]) == (SCALE[0][1], SCALE[3][1])
+    assert SCALE[0][1] not in under[1:]
+    ticks = dict(zip(scale["colorbar"]["ticktext"], scale["colorbar"]["tickvals"], strict=True))
+    assert ticks["1"] == share_shade(1.0)
+    assert "limit" not in str(scale)
+
+
+def test_the_names_of_many_rows_have_room() -> None:
+    assert height_of(4) == {}
+    assert height_of(18)["height"] < height_of(20)["height"] == height_of(500)["height"]
 
 
 def shown(count: int, most: int) -> Any:

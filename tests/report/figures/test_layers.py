@@ -7,7 +7,7 @@ import pytest
 
 from validator.checks.findings import Arm, Evidence, Outcome
 from validator.report.figures.drawing import label
-from validator.report.figures.heat import OVER, shade
+from validator.report.figures.heat import OVER, shade, share_shade
 from validator.report.figures.layers import LAYER_METRICS, OUTSIDE, layers_figure, layers_of, place_of
 
 
@@ -88,15 +88,33 @@ def test_a_gain_is_past_its_limit_where_it_decided(
 
 
 @pytest.mark.parametrize(
-    ("outside", "colour", "words"), [(0, 0.01, "0"), (1, OVER, "1.0e-2"), (500, 5.0, "5.0")]
+    ("outside", "elements", "words"),
+    [(0, 1000, "0"), (1, 100_000, "1.0e-3"), (10, 1000, "1.0"), (1000, 1000, "100")],
 )
-def test_a_single_element_outside_is_at_the_limit_already(
-    outside: int, colour: float, words: str, aligned: Outcome
+def test_a_share_of_elements_outside_has_its_own_scale(
+    outside: int, elements: int, words: str, aligned: Outcome
 ) -> None:
-    said = replace(aligned.judgements[1], evidence=Evidence(outside=outside, elements=10_000))
-    (heat,) = traces(layers_figure(replace(aligned, judgements=(said,)), "elements outside, %"))
-    assert heat["z"] == [[shade(colour)]]
+    said = replace(aligned.judgements[1], evidence=Evidence(outside=outside, elements=elements))
+    of = replace(aligned, judgements=(said,))
+    (heat,) = traces(layers_figure(of, "elements outside, %"))
+    assert heat["z"] == [[share_shade(100 * outside / elements)]]
+    assert (heat["z"][0][0] > 0) == (outside > 0)
     assert f"<br>{words}<br>" in heat["text"][0][0]
+    (every,) = traces(layers_figure(of))
+    assert every["z"][-1] == heat["z"][0]
+
+
+@pytest.mark.parametrize("metric", [None, *LAYER_METRICS])
+def test_1_is_called_the_limit_where_it_is(metric: str | None, divergent: Outcome) -> None:
+    (heat,) = traces(layers_figure(divergent, metric))
+    assert ("the limit" in str(heat["colorbar"])) == (metric == "largest error / band")
+
+
+def test_modules_of_no_layer_stand_below_those_of_layers(aligned: Outcome) -> None:
+    modules = ("embed", "layers.0.q", "norm", "layers.0", "", "layers.1.q", "layers.1.act")
+    said = tuple(replace(aligned.judgements[0], module=module) for module in modules)
+    figure = layers_figure(replace(aligned, judgements=said), "largest error / band")
+    assert rows_of(figure) == ["q", "(the layer itself)", "act", "embed", "norm", "(the model itself)"]
 
 
 def test_one_metric_is_shown_module_by_module(divergent: Outcome) -> None:

@@ -83,8 +83,9 @@ def test_without_profiles_positions_are_not_known(aligned: Outcome) -> None:
 def test_the_output_is_a_line_a_sequence_with_the_noise_beside(aligned: Outcome) -> None:
     figure = kl_figure(replace(aligned, output=OUTPUT))
     first, second = traces(figure)
-    assert (first["name"], first["x"], first["text"]) == ("sequence 0", [0, 1], ["1.0e-4", "inf"])
-    assert (second["x"], second["text"]) == ([0, 1], ["0", "2.0e-3"])
+    assert (first["name"], first["x"]) == ("sequence 0", [0, 1])
+    assert first["text"] == ["token 0: 1.0e-4", "token 1: inf"]
+    assert (second["x"], second["text"]) == ([0, 1], ["token 0: 0", "token 1: 2.0e-3"])
     assert figure is not None
     assert figure["layout"]["shapes"][0]["y0"] == 6.02e-4
     assert kl_figure(aligned) is None
@@ -106,6 +107,19 @@ def test_of_a_long_run_the_worst_of_neighbouring_positions_is_shown(aligned: Out
     long = OutputProfile(
         places=tuple((0, token) for token in range(size)), kl=(*(1e-5,) * (size - 1), 0.5), worst=()
     )
-    (trace,) = traces(kl_figure(replace(aligned, output=long)))
+    figure = kl_figure(replace(aligned, output=long))
+    (trace,) = traces(figure)
     assert len(trace["x"]) == 1000
     assert (trace["x"][-1], trace["y"][-1]) == (size - 1, 0.5)
+    assert trace["text"][0] == "token 0 to 4, the worst: 1.0e-5"
+    assert figure is not None
+    assert figure["layout"]["xaxis"]["title"]["text"] == "tokens, the worst of each 5"
+
+
+def test_every_position_of_several_short_sequences_is_shown(aligned: Outcome) -> None:
+    places = tuple((sequence, token) for sequence in range(16) for token in range(128))
+    output = OutputProfile(places=places, kl=(1e-3, 1e-6) * (len(places) // 2), worst=())
+    figure = kl_figure(replace(aligned, output=output))
+    assert [line["y"] for line in traces(figure)] == [[1e-3, 1e-6] * 64] * 16
+    assert figure is not None
+    assert figure["layout"]["xaxis"]["title"]["text"] == "token"

@@ -13,6 +13,7 @@ import IPython.display
 import ipywidgets
 import plotly.graph_objects as go
 import pytest
+from ipywidgets.widgets import widget as widget_module
 
 from validator.checks.findings import Check, Outcome
 from validator.errors import CaptureError
@@ -98,6 +99,28 @@ def test_plots_are_drawn_anew_in_place_and_widgets_of_another_edge_are_closed(
     edge.value = 0 if edge.value else 1
     assert all(widget.comm is None for widget in panel)
     assert all(widget.comm is not None for widget in widgets(box))
+
+
+def test_going_to_and_fro_leaves_nothing_behind(faulty: Result, kept: Path) -> None:
+    """Each widget has a layout and most a style, which are widgets themselves."""
+    edge = control(faulty.explore(kept).widget, "edge")
+    first, second = edge.value, 0 if edge.value else 1
+    before = set(widget_module._instances)
+    for row in (second, first) * 3:
+        edge.value = row
+    assert len(widget_module._instances) == len(before)
+
+
+def test_after_all_widgets_were_closed_a_new_view_can_be_made(
+    faulty: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = faulty.explore()
+    ipywidgets.Widget.close_all()
+    (static,) = displayed(closed, monkeypatch)
+    assert "text/html" in static
+    (library,) = {plot.library for plot in plots(faulty.explore().widget)}
+    assert library.get_state()["source"]
+    assert widget_module._instances[library.model_id] is library
 
 
 def test_a_click_on_a_point_picks_its_edge(faulty: Result) -> None:

@@ -47,3 +47,20 @@ def test_what_all_ranks_have_in_common_is_told_once(divergent: Outcome) -> None:
         "seeds.torch": ("7", "7"),
         "seeds.0.a": ("1", "1"),
     }
+
+
+def test_values_that_read_alike_once_put_in_a_row_differ(divergent: Outcome) -> None:
+    def side(meshes: list[list[str]], *gpus: str | None) -> dict[str, Any]:
+        ranks = [{"cpu": "a"} if gpu is None else {"cpu": "a", "gpu": gpu} for gpu in gpus]
+        return {"meshes": [{"axes": axes} for axes in meshes], "hardware": ranks}
+
+    run = {
+        "reference": side([["dp"], ["tp", "pp"]], None, "H"),
+        "candidate": side([["dp", "tp"], ["pp"]], "H", "H"),
+    }
+    facts = {f.name: (f.reference, f.candidate, f.differs) for f in facts_of(replace(divergent, run=run))}
+    assert facts == {
+        "meshes.axes": ("[dp], [tp, pp]", "[dp, tp], [pp]", True),
+        "hardware.cpu": ("a", "a", False),
+        "hardware.gpu": ("-, H", "H", True),
+    }

@@ -49,6 +49,24 @@ def test_what_has_a_title_has_a_heading_and_what_is_folded_can_be_opened() -> No
     assert [a["aria-label"] for a in document.all("div")] == ["Remarks", "named", "folded"]
 
 
+def test_what_answers_stands_before_the_plot_and_what_is_folded_after_it() -> None:
+    rows = (Row(label="a", text="b"),)
+    shown = screen(Section(title="folded", rows=rows, folded=True), Section(title="answer", rows=rows))
+    document = Document(screen_page(shown, {"plot": FIGURE}))
+    assert [tag for tag, _ in document.elements if tag in ("h2", "figure", "summary")] == [
+        "h2",
+        "figure",
+        "summary",
+    ]
+
+
+def test_short_texts_in_a_table_stay_on_one_line() -> None:
+    columns = (Column(name="worst slice"),)
+    table = Table(columns=columns, rows=(("token 62: 3.1e-2",), ("x " * 30,)))
+    cells = [a["class"] for a in Document(screen_page(screen(table), {})).all("td")]
+    assert cells == ["text short", "text"]
+
+
 def test_nothing_is_asked_of_a_network_and_nothing_runs() -> None:
     document = Document(screen_page(screen(), {}))
     assert policy_of(document) == (

@@ -242,6 +242,24 @@ def test_a_line_of_noise_is_spoken_of_where_one_is_drawn(
     assert ("The dashed line" in page) is is_drawn
 
 
+def test_figures_of_the_output_that_are_missing_are_left_out(aligned: Outcome) -> None:
+    figures = {**(aligned.distribution or {}), "kl_noise_floor": None}
+    output = OutputProfile(places=((0, 0),), kl=(1e-4,), worst=())
+    text = Document(to_html(replace(aligned, distribution=figures, output=output))).text
+    assert "same token at 99.8%" in text
+    assert "noise like that of the logits" not in text
+    text = Document(to_html(replace(aligned, distribution={"kl": {"mean": 1.0, "max": 2.0}}))).text
+    assert "ref to cand mean 1.0, max 2.0" in text
+
+
+def test_a_module_in_hundreds_of_others_is_shown_by_the_rest_of_its_name(divergent: Outcome) -> None:
+    deep = replace(divergent.judgements[1], module=".".join(f"m{n}" for n in range(300)))
+    document = Document(to_html(replace(divergent, judgements=(deep, *divergent.judgements[2:]))))
+    assert "m27" in document.text
+    assert ".".join(f"m{n}" for n in range(29, 300)) in document.text
+    assert sum(a.get("data-edge") == "0" for a in document.all("button")) == 1
+
+
 def test_a_finding_that_is_no_edge_of_the_run_is_shown_all_the_same(divergent: Outcome) -> None:
     outcome = replace(divergent, findings=(finding("elsewhere"),))
     assert "elsewhere: first divergence" in Document(to_html(outcome)).text

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 from tests.report.figures.test_positions import with_tokens
@@ -5,6 +6,7 @@ from validator.checks.findings import Outcome, Verdict
 from validator.checks.profiles import OutputProfile
 from validator.report.page.data import page_data
 from validator.report.page.tables import ValueTable, value_tables
+from validator.report.phrases import number
 
 
 def tables_of(outcome: Outcome) -> dict[str, ValueTable]:
@@ -31,6 +33,19 @@ def test_a_cell_of_a_layer_is_its_worst_edge(divergent: Outcome) -> None:
     assert table.columns[:2] == ("layer", "largest error / band")
     assert [row[:2] for row in texts(table)] == [["0", "0.71"], ["1", "40.0"], ["2", "0.71"], ["3", "0.71"]]
     assert table.rows[1][1].edge == 4
+
+
+def test_a_layer_without_a_metric_has_an_open_cell_and_one_of_which_nothing_was_judged_says_so(
+    divergent: Outcome,
+) -> None:
+    kept = with_tokens(divergent.judgements[1], 0.5)
+    assert kept.profile is not None
+    undecided = with_tokens(divergent.judgements[4], 0.5)
+    assert undecided.profile is not None
+    undecided = replace(undecided, profile=replace(undecided.profile, rms=math.nan))
+    table = tables_of(replace(divergent, judgements=(kept, undecided, *divergent.judgements[6:])))["layers"]
+    rms = [row[table.columns.index("rms error / band")] for row in texts(table)]
+    assert rms == [number(kept.profile.rms), "nothing judged", "", ""]
 
 
 def test_positions_have_a_row_for_each_token_and_a_column_for_each_layer(divergent: Outcome) -> None:

@@ -2,7 +2,8 @@
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from validator.checks.findings import Check, Finding, Judgement, Verdict
@@ -14,6 +15,7 @@ from validator.report.palette import BLUE, GREY, ORANGE, PALETTE, PURPLE, VERMIL
 __all__ = [
     "BLUE",
     "GREY",
+    "LEGEND",
     "ORANGE",
     "PALETTE",
     "VERDICTS",
@@ -27,6 +29,7 @@ __all__ = [
     "over_band",
     "rounded",
     "told",
+    "writer",
 ]
 
 Figure = dict[str, Any]
@@ -41,9 +44,14 @@ VERDICTS = {
 }
 """Colour and symbol of each: the symbols differ as well as the colours."""
 
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
+"""A legend that grows upwards from the upper end of a plot, however many lines it takes."""
+
 _LONGEST = 160
 _DECADES = 8
 """An axis of errors is no longer than that: what is smaller than its lower end stands there."""
+_LARGEST = 308
+"""Of the powers of ten that a float64 holds."""
 _TITLES = {
     Unit.BAND: "error / band",
     Unit.ULP: "error, ulp",
@@ -73,6 +81,11 @@ def error_title(unit: Unit) -> str:
     return _TITLES[unit]
 
 
+def writer(unit: Unit) -> Callable[[float], str]:
+    """Return what writes errors of a unit: of a ratio to a limit, the text is on its side of the limit."""
+    return phrases.ratio if unit is Unit.BAND else phrases.number
+
+
 def over_band(judgement: Judgement) -> float:
     """Return `facts.error_over_band` of an edge; NaN where nothing was judged."""
     error = facts.error_over_band(
@@ -83,7 +96,10 @@ def over_band(judgement: Judgement) -> float:
 
 def rounded(values: Iterable[float], digits: int = 3) -> list[float | None]:
     """Return numbers with so many significant digits; None, a gap, for what is not finite."""
-    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
+    texts = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
+    return [
+        math.copysign(sys.float_info.max, text) if text in (-math.inf, math.inf) else text for text in texts
+    ]
 
 
 class ErrorAxis:
@@ -98,8 +114,10 @@ class ErrorAxis:
     def __init__(self, values: Iterable[float], title: str, limit: float = 1.0) -> None:
         finite = [value for value in values if 0 < value < math.inf]
         self._title = title
-        high = math.ceil(math.log10(max((*finite, limit)) * 3))
-        low = max(math.floor(math.log10(min((*finite, limit / 10)))), high - _DECADES)
+        logs = [math.log10(value) for value in (*finite, limit)]
+        high = math.ceil(max(logs) + math.log10(3))
+        high = min(max(high, _DECADES - _LARGEST), _LARGEST)
+        low = max(math.floor(min(*logs, logs[-1] - 1)), high - _DECADES)
         self._low, self._high = 10.0**low, 10.0**high
         self._is_cut = any(value < self._low for value in finite)
 
@@ -109,16 +127,20 @@ class ErrorAxis:
             value if math.isnan(value) else min(max(value, self._low), self._high) for value in values
         )
 
-    def hover(self, values: Sequence[float], place: str) -> str | list[str]:
-        """Return the templates of what is shown at values, in words where the axis shows them at an end.
+    def hover(
+        self, values: Sequence[float], place: str, write: Callable[[float], str] = phrases.ratio
+    ) -> str | list[str]:
+        """Return the templates of what is shown at values, in words where their places say less.
 
         Args:
             values: as of `place`.
             place: a template for where they are.
+            write: as of `told`.
         """
-        if all(self._low <= value <= self._high for value in values):
+        pairs = zip(values, self.place(values), strict=True)
+        if all(self._low <= value <= self._high and (shown != 1 or value == 1) for value, shown in pairs):
             return f"{place}: %{{y}}"
-        return [f"{place}: {value}" for value in told(values)]
+        return [f"{place}: {value}" for value in told(values, write)]
 
     def layout(self) -> dict[str, Any]:
         """Return the axis."""
@@ -148,6 +170,11 @@ def limit_line(value: float = 1.0) -> dict[str, Any]:
     }
 
 
-def told(values: Sequence[float]) -> list[str]:
-    """Return errors as a reader is told them, where an axis can't show them."""
-    return ["nothing judged" if math.isnan(value) else phrases.number(value) for value in values]
+def told(values: Sequence[float], write: Callable[[float], str] = phrases.ratio) -> list[str]:
+    """Return errors as a reader is told them.
+
+    Args:
+        values: errors over the band, or others; NaN where nothing was judged.
+        write: makes text of one: `phrases.ratio` of ratios to a limit, `phrases.number` of others.
+    """
+    return ["nothing judged" if math.isnan(value) else write(value) for value in values]

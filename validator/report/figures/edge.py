@@ -9,6 +9,7 @@ from validator.checks.profiles import ULP_EDGES, Line, Profile, Sample, Unit
 from validator.report.figures.drawing import (
     BLUE,
     GREY,
+    LEGEND,
     ORANGE,
     VERMILLION,
     ErrorAxis,
@@ -17,6 +18,7 @@ from validator.report.figures.drawing import (
     limit_line,
     rounded,
     told,
+    writer,
 )
 
 __all__ = ["edge_figures"]
@@ -37,7 +39,9 @@ def edge_figures(profile: Profile, *, bins: int = 256, sampled: int = 400) -> di
     figures = {f"along {line.axis}": _along(line, profile.unit, bins) for line in reversed(profile.lines)}
     if profile.ulp_counts:
         figures["ulp"] = _histogram(profile.ulp_counts)
-    figures["values"] = _values(profile.sample, profile.unit, sampled)
+    # Each line counts all elements that are judged.
+    elements = max((sum(line.counts) for line in profile.lines), default=len(profile.sample.error))
+    figures["values"] = _values(profile.sample, profile.unit, sampled, elements)
     return figures
 
 
@@ -60,7 +64,7 @@ def _along(whole: Line, unit: Unit, bins: int) -> Figure:
                 "x": list(line.starts),
                 "y": axis.place(values),
                 **ends,
-                "hovertemplate": axis.hover(values, place),
+                "hovertemplate": axis.hover(values, place, writer(unit)),
                 "marker": {
                     "color": colour,
                     "size": 6,
@@ -75,7 +79,7 @@ def _along(whole: Line, unit: Unit, bins: int) -> Figure:
         "xaxis": {"title": {"text": line.axis}, **({"dtick": 1} if is_short else {})},
         "yaxis": axis.layout(),
         "shapes": [limit_line()] if unit is Unit.BAND else [],
-        "legend": {"orientation": "h", "y": 1.15, "x": 1, "xanchor": "right"},
+        "legend": {**LEGEND, "x": 1, "xanchor": "right"},
     }
     return {"data": shown, "layout": layout}
 
@@ -107,7 +111,7 @@ def _histogram(counts: Sequence[int]) -> Figure:
     }
 
 
-def _values(sample: Sample, unit: Unit, sampled: int) -> Figure:
+def _values(sample: Sample, unit: Unit, sampled: int, elements: int) -> Figure:
     first = max(0, len(sample.error) - sampled)  # the worst ones are the last
     oracle, candidate, error = sample.oracle[first:], sample.candidate[first:], sample.error[first:]
     limit = 1.0 if unit is Unit.BAND else 0.0
@@ -139,7 +143,7 @@ def _values(sample: Sample, unit: Unit, sampled: int) -> Figure:
                     "name": f"{name} ({len(shown)})",
                     "x": rounded((oracle[n] for n in shown), _DIGITS),
                     "y": rounded((candidate[n] for n in shown), _DIGITS),
-                    "text": told([error[n] for n in shown]),
+                    "text": told([error[n] for n in shown], writer(unit)),
                     "hovertemplate": f"oracle %{{x}}, candidate %{{y}}<br>{error_title(unit)} %{{text}}",
                     "marker": {"color": colour, "symbol": symbol, "size": 5, "opacity": 0.6},
                 }
@@ -150,13 +154,17 @@ def _values(sample: Sample, unit: Unit, sampled: int) -> Figure:
     return {
         "data": traces,
         "layout": {
-            "title": {"text": f"{len(oracle)} elements"},
+            "title": {"text": _of_all(len(oracle), elements)},
             "xaxis": {"title": {"text": "oracle"}},
             "yaxis": {"title": {"text": "candidate"}},
             "shapes": [{**diagonal, "line": {"color": ORANGE, "width": 1, "dash": "dot"}, "layer": "below"}],
-            "legend": {"orientation": "h", "y": 1.15, "x": 1, "xanchor": "right"},
+            "legend": {**LEGEND, "x": 1, "xanchor": "right"},
         },
     }
+
+
+def _of_all(shown: int, elements: int) -> str:
+    return f"all {shown} elements" if shown >= elements else f"{shown} of {elements} elements, worst included"
 
 
 def _binned(line: Line, width: int) -> Line:

@@ -7,6 +7,7 @@ from validator.checks.findings import Judgement, Outcome, Verdict
 from validator.checks.profiles import Unit
 from validator.report import facts
 from validator.report.figures.drawing import (
+    LEGEND,
     VERDICTS,
     VERMILLION,
     ErrorAxis,
@@ -62,7 +63,7 @@ def edges_figure(outcome: Outcome) -> Figure:
         "xaxis": {"title": {"text": "edge, in execution order"}, "rangemode": "nonnegative"},
         "yaxis": axis.layout(),
         "shapes": shapes,
-        "legend": {"orientation": "h", "y": 1.15},
+        "legend": LEGEND,
         "hovermode": "closest",
     }
     first = facts.first_judgement(outcome)

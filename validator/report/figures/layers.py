@@ -3,13 +3,27 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from validator.checks.findings import Arm, Judgement, Outcome, Verdict
 from validator.checks.judge import GAIN_Z
 from validator.checks.profiles import Unit
-from validator.report import facts
+from validator.report import facts, phrases
 from validator.report.figures.drawing import Figure, edge_label, label, over_band, told
-from validator.report.figures.heat import COLUMNS, OVER, ROWS, limit_scale, named_axis, shade
+from validator.report.figures.heat import (
+    COLUMNS,
+    LIMIT_TICKS,
+    OVER,
+    RATIO_TICKS,
+    ROWS,
+    WORD_TICKS,
+    height_of,
+    limit_scale,
+    named_axis,
+    shade,
+    share_scale,
+    share_shade,
+)
 
 __all__ = ["LAYER_METRICS", "OUTSIDE", "Place", "layers_figure", "layers_of", "place_of"]
 
@@ -44,10 +58,10 @@ def _percent_outside(judgement: Judgement) -> float | None:
     return 100 * (evidence.outside or 0) / evidence.elements if evidence.elements else None
 
 
-_GAIN, _OUTSIDE = f"|z| of the gain / {GAIN_Z:g}", "elements outside, %"
+_LARGEST, _GAIN, _OUTSIDE = "largest error / band", f"|z| of the gain / {GAIN_Z:g}", "elements outside, %"
 
 LAYER_METRICS: Mapping[str, Callable[[Judgement], float | None]] = {
-    "largest error / band": over_band,
+    _LARGEST: over_band,
     "rms error / band": _rms,
     _GAIN: _gain_z,
     _OUTSIDE: _percent_outside,
@@ -72,10 +86,10 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
             if value is None or math.isnan(value):
                 continue
             place = place_of(judgement.module)
-            at = (name if metric is None else place.inside, place.layer)
-            cell = (_over_limit(name, judgement, value), value, n)
+            at = (name if metric is None else _row_of(place), place.layer)
+            cell = (_shade(name, judgement, value), value, n)
             worst[at] = max(worst.get(at, cell), cell)
-    rows = {row: row or "(the layer itself)" for row, _ in worst}
+    rows = _rows_of(worst)
     grid = [[worst.get((row, layer)) for layer in columns] for row in rows]
     return {
         "data": [
@@ -83,23 +97,24 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
                 "type": "heatmap",
                 "x": list(range(len(columns))),
                 "y": list(range(len(rows))),
-                "z": [[None if cell is None else shade(cell[0]) for cell in line] for line in grid],
+                "z": [[None if cell is None else cell[0] for cell in line] for line in grid],
                 "customdata": [[None if cell is None else cell[-1] for cell in line] for line in grid],
                 "text": [
                     [
                         f"layer {label(column)}, {label(row)}"
-                        + ("" if cell is None else _about(outcome, *cell[1:]))
+                        + ("" if cell is None else _about(outcome, metric or row, *cell[1:]))
                         for column, cell in zip(columns.values(), line, strict=True)
                     ]
-                    for row, line in zip(rows.values(), grid, strict=True)
+                    for row, line in zip(rows, grid, strict=True)
                 ],
                 "hovertemplate": "%{text}<extra></extra>",
-                **limit_scale("over its limit" if metric is None else label(metric)),
+                **_scale(metric),
             }
         ],
         "layout": {
             "xaxis": {"title": {"text": "layer"}, **named_axis(list(columns.values()), COLUMNS)},
-            "yaxis": {"autorange": "reversed", "automargin": True, **named_axis(list(rows.values()), ROWS)},
+            "yaxis": {"autorange": "reversed", "automargin": True, **named_axis(rows, ROWS)},
+            **height_of(len(rows)),
         },
     }
 
@@ -124,15 +139,37 @@ def layers_of(modules: Iterable[str]) -> dict[str, str]:
     return names | ({OUTSIDE: OUTSIDE} if is_outside else {})
 
 
-def _over_limit(metric: str, judgement: Judgement, value: float) -> float:
-    """Return what a cell's colour is of, whose scale has the limit at 1."""
+def _row_of(place: Place) -> str:
+    itself = phrases.module_name("") if place.layer == OUTSIDE else "(the layer itself)"
+    return place.inside or itself
+
+
+def _rows_of(cells: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the rows of cells, each a row and a layer: in the order of the cells, those of no layer last."""
+    is_in: dict[str, bool] = {}
+    for row, layer in cells:
+        is_in[row] = is_in.get(row, False) or layer != OUTSIDE
+    return sorted(is_in, key=lambda row: not is_in[row])
+
+
+def _scale(metric: str | None) -> dict[str, Any]:
+    if metric is None:
+        return limit_scale("what rounding explains", WORD_TICKS)
+    if metric == _OUTSIDE:
+        return share_scale(label(metric))
+    return limit_scale(label(metric), LIMIT_TICKS if metric == _LARGEST else RATIO_TICKS)
+
+
+def _shade(metric: str, judgement: Judgement, value: float) -> float:
+    """Return where a cell is on the colour scale: past its middle where rounding can't explain the value."""
+    if metric == _OUTSIDE:
+        return share_shade(value)
     if metric == _GAIN:
         # Below its floor a gain is healthy however clear it is, and a slice's may be clear alone.
-        return max(value, OVER) if judgement.arm is Arm.GAIN else min(value, 1.0)
-    if metric == _OUTSIDE:
-        return max(value, OVER) if value else 0.0
-    return value
+        value = max(value, OVER) if judgement.arm is Arm.GAIN else min(value, 1.0)
+    return shade(value) or 0.0
 
 
-def _about(outcome: Outcome, value: float, index: int) -> str:
-    return f"<br>{told([value])[0]}<br>{label(edge_label(outcome.judgements[index]))}"
+def _about(outcome: Outcome, metric: str, value: float, index: int) -> str:
+    (text,) = told([value], phrases.number if metric == _OUTSIDE else phrases.ratio)
+    return f"<br>{text}<br>{label(edge_label(outcome.judgements[index]))}"

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ from validator.report.figures.drawing import (
 from validator.report.figures.heat import ROWS, limit_scale, named_axis, shade
 from validator.report.figures.layers import layers_of, place_of
 
-__all__ = ["TokenErrors", "kl_figure", "positions_figure", "token_errors"]
+__all__ = ["PositionKL", "TokenErrors", "kl_figure", "position_kl", "positions_figure", "token_errors"]
 
-_SHOWN_POSITIONS = 1024
+_SHOWN_POSITIONS, _SHOWN_POINTS, _FEWEST = 1024, 8192, 64
+"""So many positions are told of a sequence, so many of all together, but of each so many in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,26 @@ class TokenErrors:
     starts: tuple[int, ...]
     tokens: tuple[str, ...]
     errors: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionKL:
+    """KL(reference || candidate), in nats, at each position of each sequence, or the worst of neighbours.
+
+    Attributes:
+        width: how many neighbouring tokens are told by the worst of them.
+        tokens: the token, or tokens, of each bin as text, by the number of the bin.
+        sequences: of each sequence the token and the KL of the worst position, by the number of the bin.
+    """
+
+    width: int
+    tokens: Mapping[int, str]
+    sequences: Mapping[int, Mapping[int, tuple[int, float]]]
+
+    @property
+    def title(self) -> str:
+        """What tokens are called on an axis, or above a column."""
+        return "token" if self.width == 1 else f"tokens, the worst of each {self.width}"
 
 
 def token_errors(outcome: Outcome) -> TokenErrors | None:
@@ -101,37 +122,58 @@ def positions_figure(outcome: Outcome) -> Figure | None:
     }
 
 
-def kl_figure(outcome: Outcome) -> Figure | None:
-    """Show KL(reference || candidate) at each position of each sequence; None where it is not known."""
+def position_kl(outcome: Outcome) -> PositionKL | None:
+    """Return the KL at each position, or the worst of neighbours where there are many; None where unknown."""
     output = outcome.output
-    if output is None:
+    if output is None or not output.places:
+        return None
+    last = max(token for _, token in output.places)
+    count = len({sequence for sequence, _ in output.places})
+    width = math.ceil((last + 1) / min(_SHOWN_POSITIONS, max(_SHOWN_POINTS // count, _FEWEST)))
+    sequences: dict[int, dict[int, tuple[int, float]]] = {}
+    for (sequence, token), kl in zip(output.places, output.kl, strict=True):
+        found = sequences.setdefault(sequence, {})
+        at = token // width
+        if at not in found or _badness(kl) > _badness(found[at][1]):
+            found[at] = token, kl
+    bins = sorted({at for found in sequences.values() for at in found})
+    ends = {at: (at * width, min(at * width + width - 1, last)) for at in bins}
+    return PositionKL(
+        width=width,
+        tokens={at: f"{a}" if a == b else f"{a} to {b}" for at, (a, b) in ends.items()},
+        sequences=sequences,
+    )
+
+
+def kl_figure(outcome: Outcome) -> Figure | None:
+    """Show `position_kl` as a line a sequence; None where it is not known."""
+    found = position_kl(outcome)
+    if found is None:
         return None
     floor = _floor(outcome)
-    largest = max((kl for kl in output.kl if 0 < kl < math.inf), default=1.0)
-    axis = ErrorAxis(output.kl, "KL, nats", limit=largest if floor is None else floor)
-    width = math.ceil(len(output.kl) / _SHOWN_POSITIONS)
-    by_sequence: dict[int, list[tuple[int, float]]] = {}
-    for (sequence, token), kl in zip(output.places, output.kl, strict=True):
-        by_sequence.setdefault(sequence, []).append((token, kl))
+    errors = [kl for line in found.sequences.values() for _, kl in line.values()]
+    largest = max((kl for kl in errors if 0 < kl < math.inf), default=1.0)
+    axis = ErrorAxis(errors, "KL, nats", limit=largest if floor is None else floor)
+    worst = ", the worst" if found.width > 1 else ""
     traces = []
-    for sequence, found in by_sequence.items():
-        # Of neighbouring positions of a long run, the worst.
-        shown = [max(found[n : n + width], key=lambda pair: pair[1]) for n in range(0, len(found), width)]
+    for sequence, line in found.sequences.items():
+        values = [kl for _, kl in line.values()]
+        words = zip(line, told(values, phrases.number), strict=True)
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": f"sequence {sequence}",
-                "x": [token for token, _ in shown],
-                "y": axis.place([kl for _, kl in shown]),
-                "text": told([kl for _, kl in shown]),
-                "hovertemplate": "token %{x}: %{text} nats",
+                "x": [token for token, _ in line.values()],
+                "y": axis.place(values),
+                "text": [f"token {found.tokens[at]}{worst}: {kl}" for at, kl in words],
+                "hovertemplate": "%{text} nats",
                 "marker": {"size": 4},
                 "line": {"width": 1},
             }
         )
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "token"}},
+        "xaxis": {"title": {"text": found.title}},
         "yaxis": axis.layout(),
         "showlegend": len(traces) > 1,
         "colorway": list(PALETTE),
@@ -156,6 +198,10 @@ def _floor(outcome: Outcome) -> float | None:
     """Return the KL that noise makes by itself, where an axis of powers of ten can show it."""
     floor = (outcome.distribution or {}).get("kl_noise_floor")
     return floor if isinstance(floor, float) and 0 < floor < math.inf else None
+
+
+def _badness(kl: float) -> tuple[bool, float]:
+    return math.isnan(kl), kl
 
 
 def _worst_of(lines: Sequence[Line]) -> tuple[float, ...]:

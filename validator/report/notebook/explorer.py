@@ -69,5 +69,5 @@ class Explorer:
 
         publish: Callable[[dict[str, Any]], None] = publish_display_data
         publish({"text/plain": repr(self), "text/html": self._repr_html_()})
-        if self.widget is not None:
+        if self.widget is not None and self.widget.comm is not None:  # None once it was closed
             publish({**self.widget._repr_mimebundle_(), "text/plain": _WITHOUT_KERNEL})

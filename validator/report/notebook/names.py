@@ -13,5 +13,8 @@ def told_apart(names: Sequence[str], what: str) -> list[str]:
         names: of which some may be.
         what: is named; those that are equal are told by their number: `name (what 3)`.
     """
-    often = Counter(names)
-    return [f"{name} ({what} {n})" if often[name] > 1 else name for n, name in enumerate(names)]
+    told = list(names)
+    # A name may be what another one becomes. Two that have their numbers differ, so this comes to an end.
+    while len(often := Counter(told)) < len(told):
+        told = [f"{name} ({what} {n})" if often[name] > 1 else name for n, name in enumerate(told)]
+    return told

@@ -1,18 +1,30 @@
 // Draws a plotly figure, and draws it anew in its place whenever it changes.
 
-// The page keeps one plotly, which comes in a widget of its own: with each plot it would be 5 MB each time.
-const KEPT = Symbol.for("plotly of validator");
-
+// The page keeps one plotly of a version, which comes in a widget of its own: with each plot it would be 5 MB
+// each time. One that did not load is not kept, so that the next plot tries again.
 const loaded = async (model) => {
   const holder = await model.widget_manager.get_model(model.get("library").replace("IPY_MODEL_", ""));
-  const source = `const module = { exports: {} };\n${holder.get("source")}\nexport default module.exports;`;
-  const others = globalThis.Plotly;
+  const kept = Symbol.for(`plotly ${holder.get("version")} of validator`);
+  globalThis[kept] ??= imported(holder.get("source")).catch((error) => {
+    delete globalThis[kept];
+    throw error;
+  });
+  return globalThis[kept];
+};
+
+// Leaves the page the plotly that it may have of its own.
+const imported = async (library) => {
+  const source = `const others = globalThis.Plotly, module = { exports: {} };
+${library}
+globalThis.Plotly = others;
+export default module.exports;`;
+  globalThis.PlotlyConfig ??= { MathJaxConfig: "local" }; // else plotly.js 3 sets up the page's MathJax anew
   const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-  globalThis.PlotlyConfig ??= { MathJaxConfig: "local" };
-  const { default: Plotly } = await import(address);
-  URL.revokeObjectURL(address);
-  globalThis.Plotly = others;
-  return Plotly;
+  try {
+    return (await import(address)).default;
+  } finally {
+    URL.revokeObjectURL(address);
+  }
 };
 
 const FAINT = "rgba(127, 127, 127, 0.25)";
@@ -34,27 +46,49 @@ const themed = (layout, color) => ({
 });
 
 const render = async ({ model, el }) => {
-  const Plotly = await (globalThis[KEPT] ??= loaded(model));
+  const trouble = el.appendChild(document.createElement("div"));
+  trouble.setAttribute("role", "status");
+  const tell = (error) => {
+    const said = String(error?.message ?? error).replace(/\.$/, "");
+    trouble.textContent = `This plot can't be drawn: ${said}. Running its cell again may help.`;
+  };
+  const Plotly = await loaded(model).catch(tell);
+  if (!Plotly) return undefined;
+
   const place = el.appendChild(document.createElement("div"));
   place.style.height = "360px";
-  let isDrawn = false;
+  let drawn = null; // the figure, while there is one
 
-  const draw = () => {
+  const draw = async () => {
     if (!place.clientWidth) return; // it is not in the page yet, or hidden
-    const { data, layout } = model.get("figure");
-    Plotly.react(place, data, themed(layout, getComputedStyle(el).color), { displaylogo: false });
-    if (!isDrawn) place.on("plotly_click", (event) => model.send({ clicked: event.points[0].customdata ?? null }));
-    isDrawn = true;
+    const isFirst = !drawn;
+    drawn = model.get("figure");
+    try {
+      const { data, layout } = drawn;
+      const done = Plotly.react(place, data, themed(layout, getComputedStyle(el).color), { displaylogo: false });
+      if (isFirst) place.on("plotly_click", (event) => model.send({ clicked: event.points[0].customdata ?? null }));
+      await done;
+      trouble.textContent = "";
+    } catch (error) {
+      Plotly.purge(place); // what it showed is of another figure
+      drawn = null;
+      tell(error);
+    }
   };
 
+  // What changes while it is hidden is drawn when it is seen again.
   const resized = new ResizeObserver(() => {
-    if (!isDrawn) draw();
+    if (drawn !== model.get("figure")) draw();
     else if (place.clientWidth) Plotly.Plots.resize(place);
   });
   resized.observe(place);
   model.on("change:figure", draw);
+  // JupyterLab and VS Code tell there of another theme, and with it another ink.
+  const dyed = new MutationObserver(draw);
+  dyed.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
   return () => {
     resized.disconnect();
+    dyed.disconnect();
     model.off("change:figure", draw);
     Plotly.purge(place);
   };

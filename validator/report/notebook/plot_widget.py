@@ -13,7 +13,7 @@ from typing import Any
 import anywidget
 import ipywidgets
 import traitlets
-from plotly.offline import get_plotlyjs
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from validator.report.figures.drawing import Figure
 
@@ -23,15 +23,23 @@ _CODE = resources.files("validator.report.notebook").joinpath("plot.js").read_te
 
 
 class _Library(anywidget.AnyWidget):
-    """Holds the source of plotly's library for the page; it is not shown."""
+    """Holds the source of plotly's library, and its version, for the page; it is not shown."""
 
     _esm = "export default {};"
     source = traitlets.Unicode().tag(sync=True)
+    version = traitlets.Unicode().tag(sync=True)
 
 
 @cache
+def _made_library() -> _Library:
+    return _Library(source=get_plotlyjs(), version=get_plotlyjs_version())
+
+
 def _library() -> _Library:
-    return _Library(source=get_plotlyjs())
+    """Return the one library of this kernel, or a new one: `Widget.close_all()` closes it like any widget."""
+    if _made_library().comm is None:
+        _made_library.cache_clear()
+    return _made_library()
 
 
 class PlotWidget(anywidget.AnyWidget):

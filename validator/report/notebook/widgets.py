@@ -74,9 +74,14 @@ def _replace(box: ipywidgets.Box, widgets: Sequence[ipywidgets.Widget]) -> None:
 
 
 def _close(widget: ipywidgets.Widget) -> None:
+    """Close a widget and those that belong to it alone; a plot's library belongs to all plots."""
     for inner in getattr(widget, "children", ()):
         _close(inner)
+    parts = [getattr(widget, part, None) for part in ("layout", "style")]
     widget.close()
+    for part in parts:
+        if isinstance(part, ipywidgets.Widget):
+            part.close()
 
 
 def _edge_widgets(judgement: Judgement, values: JudgedValues | None) -> list[ipywidgets.Widget]:

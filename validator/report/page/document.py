@@ -58,7 +58,6 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     environment.filters["number"] = phrases.number
-    environment.filters["percent"] = phrases.percent
     return environment
 
 

@@ -7,6 +7,14 @@ const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const isNarrow = matchMedia("(max-width: 40rem)");
 const element = (id) => document.getElementById(id);
 
+// Names are text here as everywhere: textContent, never HTML.
+const make = (tag, text, attributes = {}) => {
+  const made = document.createElement(tag);
+  if (text !== null) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+};
+
 // --- beginning -------------------------------------------------------------------------------------------------
 
 const unpacked = async (id) => {
@@ -70,13 +78,18 @@ const themed = ({ data, layout }, width) => {
     layout: {
       ...layout,
       autosize: true,
-      margin: { l: 60, r: 20, t: layout.title ? 50 : 30, b: 45 },
+      margin: { l: 60, r: 20, t: layout.title ? 58 : 30, b: 45 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, size: 12 },
       hoverlabel: { namelength: -1, align: "left" },
-      legend: { orientation: "h", y: 1.15, ...layout.legend },
-      title: layout.title && { ...layout.title, font: { size: 13 }, x: 0, xref: "paper", xanchor: "left" },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", ...layout.legend },
+      // Above the legend, whose line may be as long.
+      title: layout.title && {
+        ...layout.title,
+        font: { size: 13 },
+        ...{ x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 10 } },
+      },
       xaxis: axis(layout.xaxis),
       yaxis: axis(layout.yaxis),
       // A note has half of the plot for its text. Where that is too little, the text above the plot has the name.
@@ -93,6 +106,7 @@ const themed = ({ data, layout }, width) => {
 const giveUp = (place, error) => {
   figures.delete(place);
   place.className = "quiet";
+  place.removeAttribute("style");
   place.setAttribute("role", "status");
   place.removeAttribute("aria-label");
   place.textContent = `This plot can't be drawn: ${said(error)}.`;
@@ -103,6 +117,7 @@ const draw = async (place) => {
   const isFirst = !place.dataset.drawn;
   try {
     const { data, layout } = themed(figures.get(place), place.clientWidth);
+    place.style.height = layout.height ? `${layout.height}px` : "";
     const drawn = Plotly.react(place, data, layout, { displaylogo: false, responsive: true });
     place.dataset.drawn = "true";
     if (isFirst) place.on("plotly_click", (event) => pick(place, event.points[0].customdata));
@@ -135,6 +150,44 @@ const forget = (place) => {
 };
 
 const redraw = () => [...figures.keys()].filter((place) => place.dataset.drawn).forEach(draw);
+
+// --- the values of plots ---------------------------------------------------------------------------------------
+
+const mostRows = 1000;
+
+const tableOf = (title, head, rows) => {
+  const table = make("table", null);
+  const line = (cells, tags) => {
+    const made = make("tr", null);
+    cells.forEach((cell, n) => {
+      const shown = make(n === 0 ? tags[0] : tags[1], null, tags[1] === "th" ? { scope: "col" } : n === 0 ? { scope: "row" } : {});
+      shown.append(cell);
+      made.append(shown);
+    });
+    return made;
+  };
+  table.append(make("thead", null), make("tbody", null));
+  table.tHead.append(line(head, ["th", "th"]));
+  table.tBodies[0].append(...rows.slice(0, mostRows).map((cells) => line(cells, ["th", "td"])));
+  if (rows.length > mostRows) table.tBodies[0].append(line([`... and ${rows.length - mostRows} more`], ["th", "td"]));
+  const scroll = make("div", null, { class: "scroll", tabindex: 0, role: "region", "aria-label": title });
+  scroll.append(table);
+  return scroll;
+};
+
+// A table that is made when it is opened; `values` returns its head and its rows, of texts and elements.
+const folded = (title, values) => {
+  const details = make("details", null, { class: "values" });
+  const summary = make("summary", "As a table");
+  summary.append(make("span", `: ${title}`, { class: "hidden" }));
+  details.append(summary);
+  details.addEventListener("toggle", () => details.append(tableOf(title, ...values())), { once: true });
+  return details;
+};
+
+// The lines of a label of a figure, as text.
+const linesOf = (label) =>
+  label.split("<br>").map((line) => line.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&"));
 
 // --- light, dark and paper -------------------------------------------------------------------------------------
 

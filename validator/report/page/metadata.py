@@ -1,6 +1,6 @@
 """The metadata of both sides next to one another, a row for each thing that is known of either."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -15,18 +15,28 @@ ABSENT = "-"
 """What stands for something that one side does not tell."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """What several, such as ranks, have each, not all of them the same."""
+
+    values: tuple["_Told", ...]
+
+
+_Told = str | tuple[str, ...] | _Several
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing that is known of the run, such as `software.torch`."""
+    """One thing that is known of the run, such as `software.torch`.
+
+    Attributes:
+        differs: whether the two sides differ in it, told from the values and not from their texts.
+    """
 
     name: str
     reference: str
     candidate: str
-
-    @property
-    def differs(self) -> bool:
-        """Whether the two sides differ in it."""
-        return self.reference != self.candidate
+    differs: bool
 
 
 def facts_of(outcome: Outcome) -> list[Fact]:
@@ -35,30 +45,34 @@ def facts_of(outcome: Outcome) -> list[Fact]:
         dict(_flat(plain(facts.side(outcome, side)))) for side in ("reference", "candidate")
     )
     return [
-        Fact(name=name, reference=reference.get(name, ABSENT), candidate=candidate.get(name, ABSENT))
+        _fact(name, reference.get(name, ABSENT), candidate.get(name, ABSENT))
         for name in dict.fromkeys((*reference, *candidate))
     ]
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the leaves of nested metadata by their dotted path; a list of plain values is one leaf.
+def _fact(name: str, reference: _Told, candidate: _Told) -> Fact:
+    return Fact(
+        name=name, reference=_text(reference), candidate=_text(candidate), differs=reference != candidate
+    )
 
-    What there is of each rank, a list or a mapping by its number, is told in one leaf as well: of many ranks
-    it would be all that is seen.
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, _Told]]:
+    """Yield the path and the value of everything in nested mappings and lists.
+
+    Of what is told of each of several, such as hosts or ranks, each path has the values one after the other;
+    what all have in common is told once, as of many ranks it would be all that is seen.
     """
     each = _of_each(value)
     if each is not None:
-        found: dict[str, list[str]] = {}
-        for child in each:
-            for path, text in _flat(child, name):
-                found.setdefault(path, []).append(text)
-        for path, texts in found.items():
-            yield path, _told_once(texts)
+        found = [dict(_flat(child, name)) for child in each]
+        for path in dict.fromkeys(path for child in found for path in child):
+            values = tuple(child.get(path, ABSENT) for child in found)
+            yield path, values[0] if len(set(values)) == 1 else _Several(values)
     elif isinstance(value, Mapping):
         for key, child in value.items():
             yield from _flat(child, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
-        yield name, ", ".join(map(str, value)) or ABSENT
+        yield name, tuple(map(str, value)) or ABSENT
     else:
         yield name, ABSENT if value is None else str(value)
 
@@ -71,9 +85,12 @@ def _of_each(value: Any) -> Collection[Any] | None:
     return value if is_nested else None
 
 
-def _told_once(texts: Sequence[str]) -> str:
-    """Return texts one after the other, a run of the same once; alone where all are the same."""
+def _text(told: _Told) -> str:
+    """Return values one after the other, a run of the same once; a list among others keeps its brackets."""
+    if isinstance(told, str):
+        return told
+    if isinstance(told, tuple):
+        return ", ".join(told)
+    texts = (value if isinstance(value, str) else f"[{_text(value)}]" for value in told.values)
     runs = [(text, len(list(same))) for text, same in groupby(texts)]
-    if len(runs) == 1:
-        return runs[0][0]
     return ", ".join(text if n == 1 else f"{text} ({n} times)" for text, n in runs)

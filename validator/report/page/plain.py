@@ -23,6 +23,8 @@ def screen_page(screen: Screen, figures: Mapping[str, Figure]) -> str:
         script="plain.js",
         data=list(figures.values()) or None,
         screen=screen,
+        shown=[section for section in screen.sections if section.rows and not section.folded],
+        folded=[section for section in screen.sections if section.rows and section.folded],
         captions=list(figures),
         colour=next((code for name, code in palette.STYLES.items() if name in screen.style), None),
     )

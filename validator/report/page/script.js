@@ -1,13 +1,6 @@
-// What the page does besides being read. Names are text here as everywhere: textContent, never HTML.
+// What the page does besides being read.
 
 begin((data) => {
-  const make = (tag, text, attributes = {}) => {
-    const made = document.createElement(tag);
-    if (text !== null) made.textContent = text;
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  };
-
   const showNamed = (id, name) => {
     const place = element(id);
     if (place !== null) show(place, data.figures[name]);
@@ -72,6 +65,54 @@ begin((data) => {
     return [heading, ...tables];
   };
 
+  // What a line, or bars, tell at each place. A template tells what the axis can't show.
+  const valuesOfLines = ({ data: traces, layout }) => {
+    const told = (trace, n) => {
+      if (trace.type === "bar") return trace.y[n];
+      const template = Array.isArray(trace.hovertemplate) ? trace.hovertemplate[n] : trace.hovertemplate;
+      return template.slice(template.lastIndexOf(": ") + 2).replace("%{y}", trace.y[n]);
+    };
+    const unit = layout.yaxis.title.text;
+    const placed = ({ x, text }, n) => (text === undefined || text[n] === x[n] ? x[n] : `${x[n]} to ${text[n]}`);
+    return [
+      [layout.xaxis.title.text, ...traces.map(({ name }) => (name === undefined ? unit : `${name} ${unit}`))],
+      traces[0].x.map((_, n) => [placed(traces[0], n), ...traces.map((trace) => told(trace, n))]),
+    ];
+  };
+
+  // Single elements, the worst first. What is not finite has no place in a plot.
+  const valuesOfPoints = ({ data: traces, layout }) => {
+    const points = traces.filter(({ type }) => type === "scatter").reverse();
+    const unit = /<br>(.*) %\{text\}/.exec(points[0]?.hovertemplate ?? "")?.[1] ?? "error";
+    const rows = points.flatMap(({ name, x, y, text }) =>
+      x.map((oracle, n) => [name.replace(/ \(\d+\)$/, ""), oracle ?? "not finite", y[n] ?? "not finite", text[n]]).reverse(),
+    );
+    return [["", layout.xaxis.title.text, layout.yaxis.title.text, unit], rows];
+  };
+
+  const valuesOfModules = (metric) => {
+    const [heat] = data.figures[metric].data;
+    const rows = heat.customdata.flatMap((edges, m) =>
+      edges.flatMap((edge, n) => {
+        if (edge === null) return [];
+        const [place, value] = linesOf(heat.text[m][n]);
+        return [[place, value, make("a", data.edges[edge].name, { href: `#edge=${edge}` })]];
+      }),
+    );
+    return [["layer, module", metric, "worst edge"], rows];
+  };
+
+  // The page has a table of all metrics, which stands back while one of them is shown.
+  const showMetric = (name) => {
+    showNamed("plot-layers", name);
+    const written = document.querySelector("#layers > details.values");
+    if (written === null) return;
+    written.hidden = name !== "layers";
+    element("metric-values").replaceChildren(
+      ...(written.hidden ? [folded(`${name}, module by module`, () => valuesOfModules(name))] : []),
+    );
+  };
+
   let current = null;
 
   // Opens the tree at the button of an edge, and scrolls the tree alone.
@@ -100,7 +141,8 @@ begin((data) => {
       const place = make("div", null, { class: "plot", role: "group", "aria-label": `Plot: ${name}, ${edge.name}` });
       place.dataset.figure = name;
       const holder = make("figure", null);
-      holder.append(place);
+      const values = name === "values" ? valuesOfPoints : valuesOfLines;
+      holder.append(place, folded(figure.layout.title.text, () => values(figure)));
       grid.append(holder);
       show(place, figure);
     }
@@ -148,6 +190,6 @@ begin((data) => {
     choose(first ?? data.shown, first !== null);
   }
 
-  element("metric")?.addEventListener("change", (event) => showNamed("plot-layers", event.target.value));
+  element("metric")?.addEventListener("change", (event) => showMetric(event.target.value));
   for (const name of ["edges", "layers", "kl", "positions"]) showNamed(`plot-${name}`, name);
 });

@@ -1,14 +1,14 @@
 """The figures of a page as tables: the same values for a keyboard, a screen reader, and without scripts."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from validator.checks.findings import Outcome, Verdict
+from validator.checks.findings import Judgement, Outcome, Verdict
 from validator.checks.profiles import Unit
+from validator.report import phrases
 from validator.report.figures.drawing import Figure, edge_label, error_title, over_band, told
-from validator.report.figures.layers import LAYER_METRICS, layers_of
-from validator.report.figures.positions import token_errors
+from validator.report.figures.layers import LAYER_METRICS, layers_of, place_of
+from validator.report.figures.positions import position_kl, token_errors
 
 __all__ = ["Cell", "ValueTable", "value_tables"]
 
@@ -39,7 +39,7 @@ def value_tables(outcome: Outcome, figures: Mapping[str, Figure | None]) -> dict
     tables = {
         "edges": _edges(outcome),
         "layers": _layers(outcome, figures["layers"]),
-        "kl": _kl(figures["kl"]),
+        "kl": _kl(outcome),
         "positions": _positions(outcome),
     }
     return {name: table for name, table in tables.items() if table is not None and table.rows}
@@ -63,41 +63,45 @@ def _layers(outcome: Outcome, figure: Figure | None) -> ValueTable | None:
     if figure is None:
         return None
     judged = [judgement for judgement in outcome.judgements if judgement.verdict is not Verdict.UNCHECKED]
-    metrics = [
-        name
-        for name, metric in LAYER_METRICS.items()
-        if any(not math.isnan(value) for j in judged if (value := metric(j)) is not None)
-    ]
+    metrics = figure["layout"]["yaxis"]["ticktext"]  # few enough that all are written
     if not metrics:
         return None
+    inside: dict[str, list[Judgement]] = {}
+    for judgement in judged:
+        inside.setdefault(place_of(judgement.module).layer, []).append(judgement)
     (heat,) = figure["data"]
-    worst = zip(
-        layers_of(j.module for j in judged).values(), zip(*heat["customdata"], strict=True), strict=True
-    )
+    layers = layers_of(j.module for j in judged)
+    worst = zip(layers.items(), zip(*heat["customdata"], strict=True), strict=True)
 
-    def cell(metric: str, edge: int | None) -> Cell:
-        value = None if edge is None else LAYER_METRICS[metric](outcome.judgements[edge])
-        return Cell(text=told([math.nan if value is None else value])[0], edge=edge)
+    def cell(metric: str, layer: str, edge: int | None) -> Cell:
+        # Where no edge is the worst, none has such a value, or each that has one has NaN.
+        of = [outcome.judgements[edge]] if edge is not None else inside[layer]
+        known = [value for j in of if (value := LAYER_METRICS[metric](j)) is not None]
+        return Cell(text=told(known[:1])[0] if known else "", edge=edge)
 
     return ValueTable(
         columns=("layer", *metrics),
         rows=tuple(
-            (Cell(text=layer), *(cell(*each) for each in zip(metrics, edges, strict=True)))
-            for layer, edges in worst
+            (Cell(text=name), *(cell(m, layer, edge) for m, edge in zip(metrics, edges, strict=True)))
+            for (layer, name), edges in worst
         ),
     )
 
 
-def _kl(figure: Figure | None) -> ValueTable | None:
-    """A row for each token, a column for each sequence."""
-    if figure is None:
+def _kl(outcome: Outcome) -> ValueTable | None:
+    """A row for each token, or bin of tokens, a column for each sequence."""
+    found = position_kl(outcome)
+    if found is None:
         return None
-    lines = [dict(zip(line["x"], line["text"], strict=True)) for line in figure["data"]]
+
+    def cell(line: Mapping[int, tuple[int, float]], at: int) -> Cell:
+        return Cell(text=told([line[at][1]], phrases.number)[0] if at in line else "")
+
     return ValueTable(
-        columns=("token", *(f"{line['name']}, nats" for line in figure["data"])),
+        columns=(found.title, *(f"sequence {number}, nats" for number in found.sequences)),
         rows=tuple(
-            (Cell(text=str(token)), *(Cell(text=line.get(token, "")) for line in lines))
-            for token in sorted({token for line in lines for token in line})
+            (Cell(text=token), *(cell(line, at) for line in found.sequences.values()))
+            for at, token in found.tokens.items()
         ),
     )
 

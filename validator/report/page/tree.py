@@ -9,6 +9,9 @@ from validator.report.figures.drawing import edge_label, over_band, told
 
 __all__ = ["EdgeLink", "Node", "tree_of"]
 
+_DEEPEST = 30
+"""So many levels are told apart; what is deeper stands there by the dotted rest of its name."""
+
 _GRAVEST = (
     Verdict.DIVERGENT,
     Verdict.UNDECLARED_PRECISION,
@@ -40,7 +43,7 @@ class Node:
     """A module.
 
     Attributes:
-        name: the last part of its fqn.
+        name: the last part of its fqn, or the rest where that is very deep.
         edges: its own.
         children: modules inside of it, in the order in which they were first judged.
         verdict: the gravest of its edges and those below.
@@ -64,7 +67,7 @@ def tree_of(outcome: Outcome) -> Node:
     root = Node(name=phrases.module_name(""), is_open=True)
     first = facts.first_judgement(outcome)
     for index, judgement in enumerate(outcome.judgements):
-        path = list(_path(root, judgement.module.split(".") if judgement.module else ()))
+        path = list(_path(root, judgement.module.split(".", _DEEPEST - 1) if judgement.module else ()))
         for node in path:
             node.is_open = node.is_open or index == first
             node.verdict = min(node.verdict, judgement.verdict, key=_GRAVEST.index)

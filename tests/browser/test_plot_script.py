@@ -1,0 +1,134 @@
+"""The script of a notebook's plot, with a stand-in for plotly: what it does when things fail."""
+
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import watched
+
+# Notes what it is asked to draw; a figure of no data can't be drawn.
+LIBRARY = """
+window.Plotly = { mine: true };
+module.exports = {
+  react: async (place, data, layout) => {
+    if (!data.length) throw new Error("no data.");
+    place.on = () => {};
+    window.drawn.push({ version: "VERSION", data, ink: layout.font.color });
+  },
+  purge: () => {},
+  Plots: { resize: () => {} },
+};
+"""
+PAGE = """
+window.drawn = [];
+window.plot = async (version, source, isHidden) => {
+  const holder = { get: (name) => ({ version, source })[name] };
+  const state = { library: "IPY_MODEL_1", figure: { data: ["first"], layout: {} } };
+  const told = new Set();
+  const model = {
+    get: (name) => state[name],
+    on: (_, listener) => told.add(listener),
+    off: (_, listener) => told.delete(listener),
+    send: () => {},
+    widget_manager: { get_model: async () => holder },
+  };
+  const el = document.body.appendChild(document.createElement("div"));
+  el.hidden = isHidden;
+  const close = await script.render({ model, el });
+  window.set = (data) => {
+    state.figure = { data, layout: {} };
+    told.forEach((listener) => listener());
+  };
+  window.last = el;
+  window.close = close;
+};
+"""
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    code = resources.files("validator.report.notebook").joinpath("plot.js").read_text(encoding="utf-8")
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    opened = watched(context)
+    opened.page.goto("about:blank")
+    opened.page.evaluate(
+        """async ([code, setup]) => {
+          const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+          window.script = (await import(address)).default;
+          Function(setup)();
+        }""",
+        [code, PAGE],
+    )
+    yield opened.page
+    context.close()
+    assert [said for said in opened.complaints if not said.startswith(("log: ", "info: "))] == []
+
+
+def plot(page: Any, version: str = "1", source: str = LIBRARY, *, is_hidden: bool = False) -> None:
+    page.evaluate("given => plot(...given)", [version, source.replace("VERSION", version), is_hidden])
+
+
+def wait_for(page: Any, drawn: list[tuple[str, list[str]]]) -> None:
+    page.wait_for_function(
+        "expected => JSON.stringify(drawn.map((d) => [d.version, d.data])) === JSON.stringify(expected)",
+        arg=[list(one) for one in drawn],
+    )
+
+
+def test_a_library_that_does_not_load_is_told_of_and_the_next_plot_tries_again(page: Any) -> None:
+    plot(page, source="throw new Error('cut short.');")
+    assert page.evaluate("last.textContent") == (
+        "This plot can't be drawn: cut short. Running its cell again may help."
+    )
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    assert page.evaluate("last.textContent") == ""
+
+
+def test_a_page_loads_each_version_once_and_keeps_its_own_plotly(page: Any) -> None:
+    page.evaluate("() => { window.Plotly = 'of the page'; }")
+    plot(page)
+    plot(page, source="throw new Error('this version is loaded already');")
+    wait_for(page, [("1", ["first"])] * 2)
+    plot(page, "2")
+    wait_for(page, [("1", ["first"])] * 2 + [("2", ["first"])])
+    assert page.evaluate("Plotly") == "of the page"
+
+
+def test_a_figure_that_can_not_be_drawn_is_told_of_and_the_next_one_is_drawn(page: Any) -> None:
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    page.evaluate("set([])")
+    page.get_by_text("This plot can't be drawn: no data.", exact=False).wait_for()
+    page.evaluate("set(['next'])")
+    wait_for(page, [("1", ["first"]), ("1", ["next"])])
+    page.wait_for_function("last.textContent === ''")
+
+
+def test_what_changed_while_it_was_hidden_is_drawn_when_it_is_seen(page: Any) -> None:
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    page.evaluate("() => { last.hidden = true; set(['next']); }")
+    page.evaluate("() => { last.hidden = false; }")
+    wait_for(page, [("1", ["first"]), ("1", ["next"])])
+
+
+def test_another_theme_is_taken_on(page: Any) -> None:
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    page.evaluate(
+        "() => { document.body.style.color = 'rgb(1, 2, 3)'; document.body.dataset.jpThemeLight = 'false'; }"
+    )
+    wait_for(page, [("1", ["first"])] * 2)
+    assert page.evaluate("drawn[1].ink") == "rgb(1, 2, 3)"
+
+
+def test_a_plot_that_was_removed_draws_no_more(page: Any) -> None:
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    page.evaluate("() => { close(); set(['next']); document.body.dataset.jpThemeLight = 'true'; }")
+    plot(page, "2")  # after which all that was to be told is told
+    wait_for(page, [("1", ["first"]), ("2", ["first"])])
