@@ -26,6 +26,8 @@ def test_the_error_stays_within_its_noise_at_every_position(
     validation: Validation, port: LongContext
 ) -> None:
     """Are the logits right at every position, from the first to the last?"""
+    if port.holders.note is not None:
+        validation.figure("note", port.holders.note)
     _require_within_noise(validation, port.whole)
 
 

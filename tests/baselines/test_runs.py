@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from validator.baselines.by_edge import judge_by_edge
 from validator.baselines.checking import check_run
 from validator.baselines.conditions import Difference
 from validator.baselines.recording import RunOptions, record_run
 from validator.baselines.store import listed, read_baseline, write_baseline
+from validator.capturing.reader import open_capture
 from validator.checks.findings import Verdict
 from validator.cli import app
 from validator.errors import MismatchError, UsageError, ValidatorError
 from validator.report.screen import plain_text
+from validator.target import load_target
 
 PORT = """
 import torch
@@ -153,6 +156,58 @@ def test_a_reference_with_other_weights_than_the_stored_one_judges_nothing(
     )
     with pytest.raises(MismatchError, match=r"has another embed.weight than the one whose run the baseline"):
         check_run("alone", str(other), folder=recorded, by_edge=True)
+
+
+OWN_RECIPE = """
+from validator.numerics.recipes import Recipe
+
+recipe = Recipe(name="mine", accumulate="float16")
+"""
+
+
+def test_a_recipe_of_the_targets_own_is_that_of_the_edges_and_is_missed_where_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    source = Path(port(tmp_path))
+    source.write_text(source.read_text() + OWN_RECIPE)
+    record_run("own", str(source), folder=tmp_path / "kept")
+    found = check_run("own", str(source), folder=tmp_path / "kept", by_edge=True)
+    assert found.verdict is Verdict.ALIGNED, found.summary
+    assert found.edges is not None
+    assert found.edges.outcome.judgements
+    stored = open_capture(read_baseline("own", tmp_path / "kept").reference)
+    assert stored.manifest.recipe == "mine"
+    target = load_target(port(tmp_path, name="without.py"))
+    with pytest.raises(MismatchError, match=r"a recipe 'mine' of the target's own, and .* declares none"):
+        judge_by_edge(target=target, ref=stored, cand=stored, name="own")
+
+
+@pytest.mark.parametrize(
+    ("buffers", "later", "message"),
+    [
+        ("'scale': 1", "'scale': 2", "has another scale than the one whose run the baseline 'buffers'"),
+        ("'scale': 1", "", r"the one whose run .* holds has scale, and the reference of .* has none"),
+        ("", "'scale': 1", r"the reference of .* has scale, and the one whose run .* holds has none"),
+    ],
+)
+def test_a_reference_with_other_buffers_than_the_stored_one_judges_nothing(
+    buffers: str, later: str, message: str, tmp_path: Path
+) -> None:
+    def written(shown: str, name: str) -> str:
+        source = Path(port(tmp_path, name=name))
+        registered = (
+            f"        for name, value in {{{shown}}}.items():\n"
+            "            self.register_buffer(name, torch.tensor(float(value)))\n"
+        )
+        before = "        self.factor = 1.0\n"
+        source.write_text(source.read_text().replace(before, before + registered))
+        return str(source)
+
+    first = written(buffers, "first.py")
+    record_run("buffers", first, folder=tmp_path / "kept", options=RunOptions(include=("down", "")))
+    stored = open_capture(read_baseline("buffers", tmp_path / "kept").reference)
+    with pytest.raises(MismatchError, match=message):
+        judge_by_edge(target=load_target(written(later, "later.py")), ref=stored, cand=stored, name="buffers")
 
 
 def test_a_baseline_of_samples_is_not_judged_by_edge(tmp_path: Path) -> None:

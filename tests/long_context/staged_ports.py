@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from tests.long_context.ports import FAULTS
+from validator.long_context.cache_layouts import token_dims
 
-__all__ = ["candidate"]
+__all__ = ["candidate", "token_dims_of_stages"]
 
 
 class Stage(nn.Module):
@@ -88,3 +89,26 @@ _PORTS: dict[str, Callable[[Any], nn.Module]] = {
     "copies": lambda model: model,
     "other_copy": _other_copy,
 }
+
+
+class BareStage(nn.Module):
+    """Of two stages the second alone has a layer, whose cache is a bare tuple; it waits for the first."""
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
+        """Return nothing and an empty cache on rank 0, hidden states and keys and values on rank 1."""
+        hidden = torch.ones(*input_ids.shape, 4)
+        if dist.get_rank() == 0:
+            dist.send(hidden, 1)
+            return None, ()
+        dist.recv(hidden, 0)
+        keys = hidden[:, :, None]
+        if past_key_values:
+            keys = torch.cat((past_key_values[0][0], keys), 1)
+        return hidden, ((keys, keys),)
+
+
+def token_dims_of_stages(rank: int, world_size: int) -> tuple[int, int] | None:
+    """Return which dims of the stage's cache count tokens."""
+    model = BareStage()
+    _, cache = model(torch.zeros(1, 5, dtype=torch.int64))
+    return token_dims(model, "past_key_values", cache)

@@ -1,11 +1,14 @@
 """The dim of a bare cache that counts tokens is the one that grows, whatever its layout."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.long_context.staged_ports import token_dims_of_stages
+from tests.ranks import RankPool
 from validator.long_context.cache_layouts import token_dims
 from validator.long_context.contexts import Context
 from validator.long_context.driving import Drive, drive
@@ -86,6 +89,10 @@ def test_a_cache_that_is_allocated_ahead_does_not_show_what_it_holds() -> None:
 def test_a_model_without_such_a_cache_has_no_layout() -> None:
     assert token_dims(Bare("BTKD"), None, None) is None
     assert token_dims(Bare("BTKD"), "past_key_values", object()) is None
+
+
+def test_a_stage_without_layers_goes_on_with_its_neighbour(rank_pool: Callable[[int], RankPool]) -> None:
+    assert rank_pool(2).run(token_dims_of_stages) == [None, (1, 1)]
 
 
 def test_a_model_that_takes_no_single_token_has_no_layout() -> None:

@@ -191,6 +191,26 @@ def test_parts_of_the_vocabulary_are_put_together(scale: str, is_healthy: bool, 
     assert len(scores.samplers) == 1
 
 
+PADDED = """part = torch.nn.functional.pad(model.lm_head.weight, (0, 0, 0, 64), value=rank)
+    part = part.chunk(2)[rank].clone()
+    part[80:96] *= 1 + rank * SCALE
+    model.lm_head.weight = torch.nn.Parameter(part)"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_healthy"), [("0", True), pytest.param("4", False, marks=pytest.mark.slow)]
+)
+def test_what_pads_parts_of_the_vocabulary_is_cut_and_told(
+    scale: str, is_healthy: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS.replace("SPOIL", PADDED.replace("SCALE", scale)))
+    scores = score_target(str(tmp_path / "ranks.py"), plan=PLAN, nproc=2)
+    assert (scores.holders.ranks, scores.holders.padding) == ((0, 1), 64)
+    assert scores.note is not None
+    assert scores.note.endswith("the last 64 logits of rank 1 pad the vocabulary and are not judged")
+    assert (scores.problems == ()) is is_healthy
+
+
 @pytest.mark.parametrize(
     ("spoil", "unequal"),
     [
@@ -264,6 +284,13 @@ def test_of_a_pipeline_the_logits_of_the_last_stage_are_judged(
     assert scores.generated is not None
     assert scores.generated.figures.positions > 0
     assert (not scores.generated.problems) is is_healthy, scores.generated.problems
+
+
+def test_hidden_states_as_wide_as_the_vocabulary_are_not_judged_as_the_model(tmp_path: Path) -> None:
+    wide = STAGES.replace("RETURNED", "torch.cat((hidden, hidden), dim=-1)").replace("FACTOR", "1.0")
+    (tmp_path / "stages.py").write_text(wide)
+    with pytest.raises(MismatchError, match="rank 0 returns 256 numbers a token and rank 1 256, other ones"):
+        score_target(str(tmp_path / "stages.py"), plan=PLAN, nproc=2)
 
 
 @pytest.mark.slow

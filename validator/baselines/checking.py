@@ -21,6 +21,7 @@ from validator.comparing.comparison import compare_captures
 from validator.comparing.records import Comparison
 from validator.errors import MismatchError, UsageError
 from validator.judging_thin import dtype_of
+from validator.numerics.recipes import RECIPES
 from validator.report import phrases
 from validator.report.pairs import ComparisonResult
 
@@ -150,7 +151,11 @@ def _as_recorded(options: RunOptions, ref: Capture, baseline: Baseline) -> RunOp
             f"{noise.recipe!r}: leave it out, or record the baseline again (--update)"
         )
     return replace(
-        options, include=stored.include, exclude=stored.exclude, level=str(stored.level), recipe=stored.recipe
+        options,
+        include=stored.include,
+        exclude=stored.exclude,
+        level=str(stored.level),
+        recipe=stored.recipe if stored.recipe in RECIPES else None,  # else it is the target's own
     )
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from validator.capturing.copies import local_part
 from validator.errors import TargetError
+from validator.long_context.across_ranks import from_all_ranks, is_alone
 from validator.long_context.cache_layouts import token_dims
 from validator.long_context.cache_views import LayerView, layer_views
 from validator.long_context.calling import cache_argument, configured_cache, device_of, stepped
 from validator.long_context.meters import Memory, Meter, hoards
 from validator.long_context.schedules import Schedule
-from validator.long_context.shares import Share, gathered, holders
+from validator.long_context.shares import Share, gathered, holders, modules_of
 from validator.long_context.storages import sizes_of
 
 __all__ = ["CacheWatch", "Drive", "LayerReading", "Reading", "drive"]
@@ -110,7 +110,7 @@ def drive(
 
     Raises:
         TargetError: the model fails, or returns no logits on any rank.
-        MismatchError: the ranks' logits are not of the vocabulary.
+        MismatchError: the ranks' logits are not of the vocabulary, or which they are can't be told.
     """
     argument, device = cache_argument(model), device_of(model)
     if argument is None:
@@ -135,7 +135,7 @@ def drive(
             given = tokens[None, start:stop].to(device)
             made, cache = stepped(model, given, cache=cache, argument=argument, fed=start)
             if not ranks:
-                ranks = _agreed(made, vocabulary)
+                ranks = _agreed(made, vocabulary, model)
                 dims = token_dims(model, argument, cache)
             if isinstance(made, Tensor):
                 if logits is None:
@@ -143,7 +143,7 @@ def drive(
                 logits[start:stop] = made
             if stop >= schedule.prompt and stop < schedule.total:
                 tokens[stop] = _sampled(
-                    gathered(made[-1] if isinstance(made, Tensor) else None, ranks), generator
+                    gathered(made[-1] if isinstance(made, Tensor) else None, ranks, vocabulary), generator
                 )
             del made, given
             if argument is not None and (meter is None or (stop - schedule.prompt) % every == 0):
@@ -163,16 +163,20 @@ def drive(
     )
 
 
-def _agreed(made: Tensor | TargetError, vocabulary: int | None) -> tuple[int, ...]:
+def _agreed(made: Tensor | TargetError, vocabulary: int | None, model: nn.Module) -> tuple[int, ...]:
     """Return the ranks whose logits are the model's, the same on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1 or vocabulary is None:
+    if is_alone() or vocabulary is None:
         if isinstance(made, TargetError):
             raise made
         return (0,)
-    returned: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(returned, made if isinstance(made, TargetError) else Share.of([made]))
+    mine: Share | TargetError = (
+        made
+        if isinstance(made, TargetError)
+        else Share.of([made], vocabulary=vocabulary, modules=modules_of(model))
+    )
+    returned = from_all_ranks(mine)
     shares = {rank: share for rank, share in enumerate(returned) if isinstance(share, Share)}
-    if not shares:
+    if isinstance(returned[0], TargetError) and not shares:
         raise returned[0]
     return holders(shares, vocabulary=vocabulary).ranks
 

@@ -130,7 +130,7 @@ def _whole(seen: Sequence[Seen], vocabulary: int) -> tuple[Seen, Holders]:
     if len(seen) == 1:
         return seen[0], ALONE
     found = holders({i: each.share for i, each in enumerate(seen) if each.share}, vocabulary=vocabulary)
-    logits = joined([seen[rank] for rank in found.ranks])
+    logits = joined([seen[rank] for rank in found.ranks], vocabulary)
     return with_logits(seen[0], logits), found
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from validator.errors import TargetError, UsageError
 from validator.faults import parse
+from validator.long_context.across_ranks import from_all_ranks
 from validator.long_context.cache_layouts import token_dims
 from validator.long_context.cache_views import layer_views
 from validator.long_context.calling import cache_argument, device_of, ported
@@ -21,7 +21,7 @@ from validator.long_context.driving import CacheWatch, Drive, drive
 from validator.long_context.prefixes import SharedPrefix, share_prefix
 from validator.long_context.prompts import long_prompt
 from validator.long_context.schedules import across_the_window, whole_context
-from validator.long_context.shares import Share
+from validator.long_context.shares import Share, modules_of
 from validator.numerics.formats import weights_dtype
 from validator.numerics.recipes import Recipe, recipe_named
 from validator.target import Target, load_target
@@ -162,7 +162,7 @@ def see(rank: int, world_size: int, run: LongRun, context: Context, vocabulary: 
         share=None,
     )
     if whole.logits.numel():
-        seen = replace(seen, share=Share.of(_logits(seen)))
+        seen = replace(seen, share=Share.of(_logits(seen), vocabulary=vocabulary, modules=modules_of(model)))
     # Another rank need send only what its cache and its memory were.
     return seen if rank in whole.ranks else with_logits(seen, [x[:0] for x in _logits(seen)])
 
@@ -179,9 +179,9 @@ def with_logits(seen: Seen, logits: Sequence[Tensor]) -> Seen:
     return replace(seen, whole=whole, across=across, shared=shared)
 
 
-def joined(seen: Sequence[Seen]) -> list[Tensor]:
-    """Return the logits of ranks side by side, each of the whole vocabulary, run by run."""
-    return [torch.cat(parts, dim=-1) for parts in zip(*map(_logits, seen), strict=True)]
+def joined(seen: Sequence[Seen], vocabulary: int) -> list[Tensor]:
+    """Return the logits of ranks side by side, without what pads the vocabulary, run by run."""
+    return [torch.cat(parts, dim=-1)[..., :vocabulary] for parts in zip(*map(_logits, seen), strict=True)]
 
 
 def _logits(seen: Seen) -> list[Tensor]:
@@ -192,15 +192,13 @@ def _logits(seen: Seen) -> list[Tensor]:
 def _same_argument(model: nn.Module) -> str | None:
     """Return what all ranks call the cache: those that take none would be fed in other pieces."""
     argument = cache_argument(model)
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        names: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(names, argument)
-        other = next((rank for rank, name in enumerate(names) if name != names[0]), None)
-        if other is not None:
-            raise TargetError(
-                f"the candidate's forward calls its cache {names[0]!r} on rank 0 and {names[other]!r} on "
-                f"rank {other}: give each stage the same arguments, past_key_values or none"
-            )
+    names = from_all_ranks(argument)
+    other = next((rank for rank, name in enumerate(names) if name != names[0]), None)
+    if other is not None:
+        raise TargetError(
+            f"the candidate's forward calls its cache {names[0]!r} on rank 0 and {names[other]!r} on "
+            f"rank {other}: give each stage the same arguments, past_key_values or none"
+        )
     return argument
 
 

@@ -100,7 +100,8 @@ def score_target(
     )
     answers = ask(run, questions)
     judge = _Judge(model, answers, allowed_recipe(recipe, target))
-    return replace(judge.scores(questions, stored), note=note)
+    notes = [said for said in (note, answers.holders.note) if said is not None]
+    return replace(judge.scores(questions, stored), note="; ".join(notes) or None)
 
 
 def _questions(target: Target, model: nn.Module, plan: Plan) -> tuple[Questions, str | None]:

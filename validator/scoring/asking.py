@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from validator.errors import MismatchError, TargetError
 from validator.faults import parse
 from validator.launch import launch
-from validator.long_context.shares import ALONE, Holders, Share, holders
+from validator.long_context.shares import ALONE, Holders, Share, holders, modules_of
 from validator.numerics.formats import weights_dtype
 from validator.scoring.generation import all_logits, called, follow
 from validator.scoring.sampling import Sampling
@@ -55,6 +55,7 @@ class Answers:
             was sampled; empty where it has none.
         readings: `[W, S, V]` logits of each of the readings.
         dtype: of most of its weights, the torch name without `torch.`; None without weights.
+        modules: what this rank computes with, as `modules_of` tells it.
         holders: the ranks whose logits these are.
     """
 
@@ -62,6 +63,7 @@ class Answers:
     scores: dict[int, Tensor]
     readings: dict[str, Tensor]
     dtype: str | None
+    modules: str
     holders: Holders = ALONE
 
 
@@ -71,7 +73,7 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
     Raises:
         LaunchError: a rank failed, died or took too long.
         MismatchError: the model returns no logits, or neither one rank nor several together those of the
-            reference's vocabulary.
+            reference's vocabulary, or which they are can't be told.
         ValidatorError: the target fails.
     """
     if run.nproc == 1 and run.timeout_s is None:
@@ -96,8 +98,12 @@ def ask(run: CandidateRun, questions: Questions) -> Answers:
 
 def _whole(found: Mapping[int, Answers], questions: Questions) -> Answers:
     """Return the answers of the ranks whose logits are the model's, side by side where each has a part."""
-    shares = {rank: Share.of((*each.texts, *each.readings.values())) for rank, each in found.items()}
-    held = holders(shares, vocabulary=questions.vocabulary)
+    vocabulary = questions.vocabulary
+    shares = {
+        rank: Share.of((*each.texts, *each.readings.values()), vocabulary=vocabulary, modules=each.modules)
+        for rank, each in found.items()
+    }
+    held = holders(shares, vocabulary=vocabulary)
     parts = [found[rank] for rank in held.ranks]
     for name, ids in questions.readings.items():
         shape = parts[0].readings[name].shape[:2]
@@ -108,9 +114,13 @@ def _whole(found: Mapping[int, Answers], questions: Questions) -> Answers:
             )
     return replace(
         parts[0],
-        texts=tuple(torch.cat(texts, dim=-1) for texts in zip(*(part.texts for part in parts), strict=True)),
+        texts=tuple(
+            torch.cat(texts, dim=-1)[..., :vocabulary]
+            for texts in zip(*(part.texts for part in parts), strict=True)
+        ),
         readings={
-            name: torch.cat([part.readings[name] for part in parts], dim=-1) for name in parts[0].readings
+            name: torch.cat([part.readings[name] for part in parts], dim=-1)[..., :vocabulary]
+            for name in parts[0].readings
         },
         holders=held,
     )
@@ -149,6 +159,7 @@ def answer(model: nn.Module, target: Target, questions: Questions) -> Answers:
         scores=_scores(target, questions, texts),
         readings=readings,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        modules=modules_of(model),
     )
 
 
@@ -207,7 +218,13 @@ def _answer_rank(rank: int, world_size: int, run: CandidateRun, questions: Quest
     except MismatchError as error:  # another rank may have logits
         torch.save({"error": str(error)}, folder / f"{rank}.pt")
         return
-    named = {"texts": found.texts, "scores": found.scores, "readings": found.readings, "dtype": found.dtype}
+    named = {
+        "texts": found.texts,
+        "scores": found.scores,
+        "readings": found.readings,
+        "dtype": found.dtype,
+        "modules": found.modules,
+    }
     torch.save(named, folder / f"{rank}.pt")
 
 
