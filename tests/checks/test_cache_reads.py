@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.checks.build import check
 from validator.checks import cache_reads
-from validator.checks.cache_codes import from_cache
+from validator.checks.cache_codes import Sharing, from_cache
 from validator.checks.findings import Outcome, Verdict
 from validator.errors import UsageError
 from validator.numerics.cache_scales import CacheScale
@@ -129,6 +129,68 @@ def test_scales_that_keys_share_are_told_by_name_and_a_wrong_one_diverges(kernel
     for declared in (recipe, EAGER):
         (finding,) = outcome(kernel, wrong, declared).findings
         assert (finding.into, finding.verdict) == ("o", Verdict.DIVERGENT)
+
+
+def of_own_scales(
+    shared_by: str, *, ranks: int = 1, by_sequence: bool = False, kept_in: torch.dtype = torch.float32
+) -> Coding:
+    """Return fp8 codes with scales that each rank takes from its own heads, or that are one sequence's."""
+
+    def coded(x: Tensor) -> Tensor:
+        groups = x.float().unflatten(1, (ranks, -1))
+        over = {"tensor": (0, 2, 3, 4), "head": (0, 3, 4), "token": (2, 4), "token-head": (4,)}[shared_by]
+        sizes = groups.abs().amax([d for d in over if d or not by_sequence], keepdim=True)
+        scale = (sizes.to(kept_in) / 448).to(kept_in).float()
+        return ((groups / scale).to(torch.float8_e4m3fn).float() * scale).flatten(1, 2).to(x.dtype)
+
+    return coded
+
+
+def on_ranks(ranks: int, coded: Coding, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """Judge attention whose heads are split between ranks, which one process computes here."""
+    monkeypatch.setattr(cache_reads, "_ranks", lambda code: ranks)
+    return outcome("products", coded, recipe)
+
+
+@pytest.mark.parametrize("shared_by", ["tensor", "token"])
+def test_a_scale_that_each_rank_takes_from_its_own_heads_is_that_of_the_declared_cache(
+    shared_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"fp8-cache-by-{shared_by}"
+    coded = of_own_scales(shared_by, ranks=2)
+    assert on_ranks(2, coded, RECIPES[name], monkeypatch).verdict is Verdict.ALIGNED
+    (finding,) = on_ranks(2, coded, EAGER, monkeypatch).findings
+    assert (finding.verdict, finding.recipe) == (Verdict.UNDECLARED_PRECISION, name)
+    whole = of_own_scales(shared_by)
+    assert on_ranks(2, whole, RECIPES[name], monkeypatch).verdict is Verdict.ALIGNED
+    (finding,) = on_ranks(2, lambda x: coded(x) * 1.05, RECIPES[name], monkeypatch).findings
+    assert finding.verdict is Verdict.DIVERGENT
+
+
+KEPT = ("tensor", "head", "token", "token-head")
+
+
+@pytest.mark.parametrize("shared_by", KEPT)
+def test_a_scale_kept_in_the_format_of_the_keys_is_that_of_the_declared_cache(shared_by: str) -> None:
+    recipe = RECIPES[f"fp8-cache-by-{shared_by}"]
+    coded = of_own_scales(shared_by, kept_in=torch.bfloat16)
+    assert outcome("causal", coded, recipe).verdict is Verdict.ALIGNED
+    (finding,) = outcome("causal", lambda x: coded(x) * 1.05, recipe).findings
+    assert finding.verdict is Verdict.DIVERGENT
+
+
+@pytest.mark.parametrize("shared_by", ["tensor", "head"])
+def test_a_scale_that_each_sequence_has_is_that_of_the_declared_cache(shared_by: str) -> None:
+    recipe = RECIPES[f"fp8-cache-by-{shared_by}"]
+    coded = of_own_scales(shared_by, by_sequence=True)
+    assert outcome("causal", coded, recipe).verdict is Verdict.ALIGNED
+    (finding,) = outcome("causal", lambda x: coded(x) * 1.05, recipe).findings
+    assert finding.verdict is Verdict.DIVERGENT
+
+
+def test_ranks_split_heads_that_are_no_multiple_of_them_not_at_all() -> None:
+    with pytest.raises(ValueError, match="3 heads can't be split between 2 ranks"):
+        from_cache(seeded(2, 3, 5, 8), "int8", "tensor", dim=-1, sharing=Sharing(ranks=2))
 
 
 class Halves(Attention):

@@ -229,6 +229,40 @@ def test_a_declared_cache_is_in_the_noise_and_a_scale_that_is_wrong_is_not(
     assert furthest(partial(fp8_by_head, read_by=2.0), declared) > LAMBDA
 
 
+class Mixes(nn.Module):
+    """A model whose router weighs what batched experts made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(x @ x.new_ones(32, 4) + x[..., :4], -1)
+        made = torch.stack([x * (i + 1) for i in range(4)], -2)
+        return (weights.unsqueeze(-2) @ made).squeeze(-2)
+
+
+class AttendsAndMixes(Attends):
+    """A model that does both."""
+
+    def __init__(self) -> None:
+        super().__init__(is_fused=True)
+        self.mixer = Mixes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x), super().forward(x)  # type: ignore[return-value]
+
+
+def test_experts_that_a_router_weighs_are_no_values_of_a_cache(tmp_path: Path) -> None:
+    with torch.no_grad():
+        cached, eager = (
+            measured(lambda: None, tmp_path, model=AttendsAndMixes(), recipe=recipe)[0]
+            for recipe in (RECIPES["fp8-cache-by-head"], EAGER)
+        )
+    mixed, attended = (("outputs", path) for path in ("0", "1"))
+    ratio = {
+        key: float(cached[key].double().mean() / eager[key].double().mean()) for key in (mixed, attended)
+    }
+    assert ratio[mixed] == pytest.approx(1.0, rel=0.2)
+    assert ratio[attended] > 2
+
+
 def test_a_cache_that_no_code_reads_from_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(
         TargetError, match=r"declares a cache of int8 codes, .* no attention could be made out"

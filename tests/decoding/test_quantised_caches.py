@@ -6,6 +6,7 @@ Shape legend: B = batch, K = key heads, T = keys, D = channels of a head.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor
 
 from tests.decoding.runs import generated, judge, pair
+from tests.decoding.test_sharded import PORT
 from tests.selecting import cases
 from validator.checks.findings import Check, Verdict
 from validator.errors import UsageError
 from validator.faults.kernels import wrap_kernel
 from validator.numerics.cache_scales import CacheScale
 from validator.numerics.recipes import RECIPES, Recipe
+from validator.target_check import check_target
 
 Coding = Callable[[Tensor], Tensor]
 """From keys or values `[B, K, T, D]` to what comes out of the cache in their place."""
@@ -111,7 +114,7 @@ class Written:
 
     def __init__(self, recipe: Recipe, *, keeps_scale: bool) -> None:
         self.fmt, self.keeps_scale = recipe.cache, keeps_scale
-        self.dims = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3)}[str(recipe.cache_scale)]
+        self.dims = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "token": (1, 3)}[str(recipe.cache_scale)]
         self.largest = 127.0 if self.fmt == "int8" else torch.finfo(getattr(torch, self.fmt)).max
         self.held: Tensor | None = None
         self.scale = torch.ones(())
@@ -159,6 +162,40 @@ def test_scales_taken_from_what_a_step_writes_are_aligned_as_they_are_declared_a
     declared = judge(reference, candidate, generated(), recipe=recipe)
     assert declared.verdict is Verdict.ALIGNED, str(declared)
     undeclared = judge(reference, candidate, generated())
+    assert undeclared.verdict is Verdict.UNDECLARED_PRECISION, str(undeclared)
+    assert {finding.recipe for finding in undeclared.findings} == {name}
+
+
+ON_RANKS = """
+from tests.decoding.test_quantised_caches import Written, attend_from_cache
+from validator.numerics.recipes import RECIPES
+
+unsplit = candidate
+
+
+def candidate():
+    model = unsplit()
+    for layer in model.model.layers:
+        keys, values = (Written(RECIPES[{name!r}], keeps_scale=False) for _ in range(2))
+        attend_from_cache(layer, keys, values, reads="everything")
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8-cache-by-tensor", pytest.param("fp8-cache-by-token", marks=pytest.mark.slow)]
+)
+def test_scales_that_each_of_two_ranks_takes_from_its_own_heads_are_those_that_are_declared(
+    name: str, tmp_path: Path
+) -> None:
+    reference, _ = pair("llama", kernel="sdpa")
+    reference.save_pretrained(tmp_path / "checkpoint")
+    port = tmp_path / "port.py"
+    text = PORT.format(checkpoint=str(tmp_path / "checkpoint")) + ON_RANKS.format(name=name)
+    port.write_text(text, encoding="utf-8")
+    declared = check_target(str(port), nproc=2, timeout_s=500, recipe=name)
+    assert declared.verdict is Verdict.ALIGNED, str(declared)
+    undeclared = check_target(str(port), nproc=2, timeout_s=500)
     assert undeclared.verdict is Verdict.UNDECLARED_PRECISION, str(undeclared)
     assert {finding.recipe for finding in undeclared.findings} == {name}
 

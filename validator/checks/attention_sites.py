@@ -7,7 +7,7 @@ Shape legend: B = sequences, H = query heads, S = queries, T = keys, D = channel
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ __all__ = [
     "attention_operations",
     "behind_attention",
     "find_attention",
+    "made_by",
     "products_around",
 ]
 
@@ -138,20 +139,25 @@ def attention_operations(tape: Tape) -> tuple[Operation, ...]:
         return ()
     if only[0].name == ATTENTION:
         return (only[0],)
-    around = products_around(entries, only)
+    around = products_around(entries, only, made_by(entries))
     return () if around is None else (around[0][0], around[1][0])
 
 
 def products_around(
-    entries: Sequence[EntryOf[_Op]], softmax: EntryOf[_Op]
+    entries: Iterable[EntryOf[_Op]], softmax: EntryOf[_Op], makers: Mapping[int, EntryOf[_Op]]
 ) -> tuple[EntryOf[_Op], EntryOf[_Op]] | None:
-    """Return the products before and after a softmax; None where there are none of two factors."""
-    made_by = _made_by(entries)
-    path = _back_to_product(made_by, softmax[1][0])
+    """Return the products before and after a softmax; None where there are none of two factors.
+
+    Args:
+        entries: the operations, of which those before the softmax may be left out.
+        softmax: one of them.
+        makers: `made_by` of all.
+    """
+    path = _back_to_product(makers, softmax[1][0])
     second = _on_to_product(entries, softmax)
     if not path or second is None:
         return None
-    first = made_by[path[0]]
+    first = makers[path[0]]
     return (first, second) if len(first[1]) == len(second[1]) == _FACTORS else None
 
 
@@ -161,14 +167,14 @@ def behind_attention(tape: Tape) -> frozenset[Any]:
     That is a fused kernel, or exponentials of what two batches of matrices make, in whatever order.
     """
     entries = tape.operations
-    made_by = _made_by(entries)
+    makers = made_by(entries)
     starts = set()
     for operation, sources, targets in entries:
         if operation.name == ATTENTION:
             starts |= {slot for slot in targets if slot is not None}
         elif operation.name in _EXPONENTIALS:
-            path = _back_to_product(made_by, sources[0])
-            if path and made_by[path[0]][0].name in BATCHED:
+            path = _back_to_product(makers, sources[0])
+            if path and makers[path[0]][0].name in BATCHED:
                 starts.add(path[0])
     return tape.behind(starts)
 
@@ -179,7 +185,8 @@ def _only_attention(entries: _Entries) -> _Entry | None:
     return found[0] if len(found) == 1 else None
 
 
-def _made_by(entries: Sequence[EntryOf[_Op]]) -> dict[int, EntryOf[_Op]]:
+def made_by(entries: Sequence[EntryOf[_Op]]) -> dict[int, EntryOf[_Op]]:
+    """Return the operation that made each slot."""
     return {slot: entry for entry in entries for slot in entry[2] if slot is not None}
 
 
@@ -301,12 +308,12 @@ class _Composed(_Slots):
         entries: _Entries,
         softmax: _Entry,
     ) -> "_Composed | None":
-        made_by = _made_by(entries)
-        path = _back_to_product(made_by, softmax[1][0])
+        makers = made_by(entries)
+        path = _back_to_product(makers, softmax[1][0])
         second = _on_to_product(entries, softmax)
         if not path or second is None:
             return None
-        first = made_by[path[0]]
+        first = makers[path[0]]
         if len(first[1]) < 2:
             return None
         made = _played(tape, path, {})
@@ -375,21 +382,21 @@ def _in_heads(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.reshape(*shape, *x.shape[-2:])
 
 
-def _back_to_product(made_by: Mapping[int, EntryOf[_Op]], slot: int) -> list[int]:
+def _back_to_product(makers: Mapping[int, EntryOf[_Op]], slot: int) -> list[int]:
     """Return the slots from the result of the nearest product to one that is made of it; empty for none."""
-    entry = made_by.get(slot)
+    entry = makers.get(slot)
     if entry is None:
         return []
     if entry[0].name in PRODUCTS:
         return [slot]
     for source in entry[1]:
-        path = _back_to_product(made_by, source)
+        path = _back_to_product(makers, source)
         if path:
             return [*path, slot]
     return []
 
 
-def _on_to_product(entries: Sequence[EntryOf[_Op]], softmax: EntryOf[_Op]) -> EntryOf[_Op] | None:
+def _on_to_product(entries: Iterable[EntryOf[_Op]], softmax: EntryOf[_Op]) -> EntryOf[_Op] | None:
     """Return the product that what a softmax made, moved perhaps, is the first factor of."""
     reached = {slot for slot in softmax[2] if slot is not None}
     for entry in entries:

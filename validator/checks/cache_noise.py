@@ -7,6 +7,7 @@ keys are read from the cache: what a candidate reads as it was computed is off b
 Shape legend: B = sequences, H = heads, S = queries, T = keys.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from validator.checks.aten_calls import flatten_call
-from validator.checks.attention_sites import BATCHED, EntryOf, products_around
+from validator.checks.attention_sites import BATCHED, EntryOf, made_by, products_around
 from validator.checks.cache_codes import Sharing
 from validator.checks.cache_operations import EVERYTHING, Cache, Part, reading
 from validator.checks.operations import Operation
@@ -169,13 +170,16 @@ class AttentionLog:
     def parts(self) -> dict[_Place, tuple[Part, int | None]]:
         """Return the products of each attention that is no fused kernel, and B of what they multiply."""
         made: dict[_Place, tuple[Part, int | None]] = {}
-        for softmax in self._entries:
+        makers = made_by(self._entries)
+        for i, softmax in enumerate(self._entries):
             if softmax[0].name != "_softmax":
                 continue
-            around = products_around(self._entries, softmax)
-            for entry, part in zip(around or (), (Part.SCORES, Part.SUMS), strict=False):
-                if entry[0].place is not None:
-                    made[entry[0].place] = part, softmax[0].batch
+            around = products_around(itertools.islice(self._entries, i, None), softmax, makers)
+            places = [entry[0].place for entry in around or ()]
+            # Of a router's products one is batched at most: that of its weights and what experts made.
+            for place, part in zip(places, (Part.SCORES, Part.SUMS), strict=False):
+                if place is not None and None not in places:
+                    made[place] = part, softmax[0].batch
         return made
 
     def _slot(self, value: torch.Tensor) -> int:

@@ -40,7 +40,7 @@ class Cache:
         fmt: of the codes of keys and values.
         scale: what they are multiplied by.
         is_read: `[S, T]` boolean, `[S, 1]` or one for all: which keys a query reads from it.
-        sharing: which tokens a scale is taken from that several share.
+        sharing: how a scale is taken from values.
     """
 
     fmt: str

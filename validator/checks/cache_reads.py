@@ -9,8 +9,8 @@ Shape legend: S = queries, T = keys.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,8 +35,8 @@ def reading_cache(code: Code, recipe: Recipe, trace: Trace) -> Code | None:
     """Return a module's code with its attention reading from the cache that a recipe declares.
 
     Engines differ in whether a step reads its own keys and values from the cache as well, or computes with
-    them as they are, and so does a prefill; and in whether a scale that keys share is that of the first step,
-    or each step's own. What is nearest to the candidate is taken.
+    them as they are, and so does a prefill; and in which keys share a scale, and in which format it is kept
+    (`Sharing`). What is nearest to the candidate is taken.
 
     Args:
         code: of the module.
@@ -55,23 +55,76 @@ def reading_cache(code: Code, recipe: Recipe, trace: Trace) -> Code | None:
     operations = attention_operations(code.replays.tape)
     if not operations:
         return None
-    earlier = earlier_keys(code.call, trace)
-    readings = [EVERYTHING]
-    if earlier is not None:
-        readings += [earlier, earlier.any(-1, keepdim=True)]
-    ways = Sharing.ways(_batch(code), steps_of(code.call, trace))
-    if not {scale.keys, scale.values} & {"tensor", "head"}:
-        ways = ways[:1]
-    caches = [
-        Cache(fmt=recipe.cache, scale=scale, is_read=is_read, sharing=sharing)
-        for is_read in readings
-        for sharing in ways
-    ]
-    tapes = [_reading(code.replays.tape, operations, cache) for cache in caches]
-    if earlier is None:
-        tapes.append(code.replays.tape)  # a single step may read nothing from the cache
-    best = min(tapes, key=lambda tape: _distance(code.edges, tape, recipe))
+    search = _Search(code=code, tape=code.replays.tape, operations=operations, recipe=recipe)
+    best = search.nearest(scale, trace)
     return code if best is code.replays.tape else _played(code, code.replays, best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """Code that reads from a cache in some way, and how far the candidate's edges are from it."""
+
+    cache: Cache
+    tape: Tape
+    distance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """Looks for the way in which a candidate reads from a cache.
+
+    Attributes:
+        code: of the module.
+        tape: of the code, with keys and values as they are computed.
+        operations: of the attention.
+        recipe: says what the cache holds.
+    """
+
+    code: Code
+    tape: Tape
+    operations: Sequence[Operation]
+    recipe: Recipe
+
+    def nearest(self, scale: CacheScale, trace: Trace) -> Tape:
+        """Return the code that is nearest to the candidate.
+
+        First it is told how scales are taken, from keys of earlier steps, which are read from the cache in
+        all ways: what else is read adds the same to each distance. Then which keys are read from it.
+        """
+        code = self.code
+        earlier = earlier_keys(code.call, trace)
+        readings = [EVERYTHING] if earlier is None else [earlier, EVERYTHING, earlier.any(-1, keepdim=True)]
+        shared_by = {scale.keys, scale.values}
+        steps = steps_of(code.call, trace)
+        ways = tuple(Sharing.ways(shared_by, batch=_batch(code), ranks=_ranks(code), steps=steps))
+        first = Cache(fmt=self.recipe.cache, scale=scale, is_read=readings[0], sharing=ways[0])
+        best = self._best(replace(first, sharing=way) for way in ways)
+        if not math.isfinite(best.distance):  # the keys are no tokens of the steps
+            readings = [EVERYTHING]
+            best = self._best(replace(first, is_read=EVERYTHING, sharing=way) for way in ways)
+        best = self._best((replace(best.cache, is_read=x) for x in readings[1:]), best)
+        is_taken = not all(isinstance(x, float | int) for x in shared_by)
+        narrow = _narrow(code) if is_taken else None
+        if earlier is not None and narrow is None:
+            return best.tape
+        uncached = self._distance(self.tape)
+        if narrow is not None and best.distance < uncached:  # of other codes it is further
+            sharing = replace(best.cache.sharing, kept_in=narrow)
+            found = self._best((replace(best.cache, sharing=sharing),), best)
+            if found is not best:
+                best = self._best((replace(found.cache, is_read=x) for x in readings), found)
+        # A single step may read nothing from the cache.
+        return self.tape if earlier is None and uncached < best.distance else best.tape
+
+    def _best(self, caches: Iterable[Cache], *others: _Fit) -> _Fit:
+        fits = []
+        for cache in caches:
+            tape = _reading(self.tape, self.operations, cache)
+            fits.append(_Fit(cache=cache, tape=tape, distance=self._distance(tape)))
+        return min((*others, *fits), key=lambda fit: fit.distance)
+
+    def _distance(self, tape: Tape) -> float:
+        return _distance(self.code.edges, tape, self.recipe)
 
 
 def attends(code: Code) -> bool:
@@ -132,6 +185,25 @@ def _batch(code: Code) -> int | None:
         if "batch" in edge.cand.dims and "token" in edge.cand.dims
     }
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def _ranks(code: Code) -> int:
+    """Return between how many ranks the heads of a module are split, as far as its edges tell."""
+    count = 1
+    for edge in code.edges:
+        for dim, meaning in enumerate(edge.cand.dims):
+            if meaning in ("head", "channel"):
+                held: dict[int, set[tuple[int, int]]] = {}
+                for part in edge.cand.parts:
+                    held.setdefault(part.rank, set()).add(part.box[dim])
+                count = max(count, len({frozenset(x) for x in held.values()}))
+    return count
+
+
+def _narrow(code: Code) -> torch.dtype | None:
+    """Return the format in which a candidate stores keys, where that is narrower than float32."""
+    dtypes = (edge.cand.data.dtype for edge in code.edges)
+    return next((x for x in dtypes if x in (torch.bfloat16, torch.float16)), None)
 
 
 def _distance(edges: Sequence[CodeEdge], tape: Tape, recipe: Recipe) -> float:

@@ -21,7 +21,9 @@ class CacheScale:
         module: glob of the modules that attend, by their names in the reference.
         keys: what codes of keys are multiplied by: a number, or what has a scale of its own, which is its
             largest value over the largest code: `"tensor"` (one for all keys of a module, those of the first
-            step or of each), `"head"`, `"token"`, or None for each head of each token.
+            step or of each, of the batch or of each sequence), `"head"` (likewise), `"token"`, or None for
+            each head of each token. Ranks that split the heads may take each its own, and scales may be kept
+            in float32 or in the format of the keys.
         values: the same of values.
 
     Raises:
