@@ -6,7 +6,10 @@ Shape legend: B = batch, S = tokens, H = heads, D = channels, E = experts.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["RootSizes", "dims_of", "parameter_dims", "root_sizes"]
+__all__ = ["MEANINGS", "RootSizes", "dims_of", "parameter_dims", "root_sizes"]
+
+MEANINGS = frozenset({"batch", "token", "head", "channel", "expert"})
+"""What a dim may stand for; `""` where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

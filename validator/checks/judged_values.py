@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from h5py import h5l
 
+from validator.align.dims import MEANINGS
 from validator.checks.findings import Check, Judgement
 from validator.errors import CaptureError
 
@@ -34,8 +35,7 @@ __all__ = [
 FORMAT, VERSION = "validator judged values", 2
 
 _FIELDS = ("oracle", "candidate", "allowed")
-_MEANINGS = frozenset({"batch", "token", "head", "channel", "expert", ""})
-"""What a dim may mean."""
+_DIMS = MEANINGS | {""}
 
 _BROKEN = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -184,10 +184,10 @@ def _is_ours(dtype: np.dtype) -> bool:
 def _stored(dataset: h5py.Dataset) -> StoredEdge:
     attributes = dataset.attrs
     dims = tuple(str(dim) for dim in attributes["dims"])
-    if len(dims) != dataset.ndim or not _MEANINGS.issuperset(dims):
+    if len(dims) != dataset.ndim or not _DIMS.issuperset(dims):
         raise ValueError(
             f"{dataset.name!r} of shape {dataset.shape} has dims {str(dims)[:80]}, not {dataset.ndim} of "
-            f"{', '.join(map(repr, sorted(_MEANINGS)))}"
+            f"{', '.join(map(repr, sorted(_DIMS)))}"
         )
     return StoredEdge(
         module=str(attributes["module"]),

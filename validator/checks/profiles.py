@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from validator.align.dims import MEANINGS
+
 __all__ = ["ULP_EDGES", "Line", "OutputProfile", "Position", "Profile", "Sample", "Unit", "Window"]
 
-_AXES = frozenset({"batch", "token", "head", "channel", "expert"})
 
 _STEPS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0, 1024.0)
 ULP_EDGES = (*(-step for step in reversed(_STEPS)), 0.0, *_STEPS)
@@ -64,7 +65,7 @@ class Line:
         Raises:
             ValueError: it is no axis, or no bins of it, or one lacks a figure.
         """
-        known = {"rank"} if self.dim is None else {*_AXES, f"dim {self.dim:d}"}
+        known = {"rank"} if self.dim is None else {*MEANINGS, f"dim {self.dim:d}"}
         if self.axis not in known:
             raise ValueError(f"{self.axis!r} is no axis; those are {', '.join(sorted(known))}")
         _pack(self, "q", "starts", "counts")
