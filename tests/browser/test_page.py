@@ -399,7 +399,12 @@ def test_another_address_shows_another_edge(open_page: Open, faulty: Written) ->
         opened.page.wait_for_function(
             "name => document.getElementById('edge-name').textContent === name", arg=name
         )
-    opened.page.evaluate("location.hash = '#edge=9999'")
+    opened.page.evaluate(
+        """() => new Promise(told => {
+          addEventListener("hashchange", told, { once: true });
+          location.hash = "#edge=9999";
+        })"""
+    )
     assert opened.edge_name() == name
 
 
@@ -492,7 +497,7 @@ def cells(opened: Opened, part: str) -> list[list[str]]:
     details = opened.page.locator(f"{part} details.values")
     assert not details.locator("table").is_visible()
     details.locator("summary").click()
-    assert details.locator("table").is_visible()
+    details.locator("table").wait_for()  # made by an event that comes after the click
     rows: list[list[str]] = details.locator("tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
@@ -594,7 +599,7 @@ def test_tables_and_edges_are_reached_by_keyboard_alone(open_page: Open, faulty:
     assert opened.edge_name() == edge_label(result.outcome.judgements[3])
     tab_to(opened, "#output summary")
     opened.page.keyboard.press("Enter")
-    assert opened.page.locator("#output details.values table").is_visible()
+    opened.page.locator("#output details.values table").wait_for()
     assert opened.complaints == []
 
 

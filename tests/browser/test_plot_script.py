@@ -78,6 +78,11 @@ def wait_for(page: Any, drawn: list[tuple[str, list[str]]]) -> None:
     )
 
 
+def frame_passes(page: Any) -> None:
+    """Wait until the page was laid out anew, and those who watch sizes were told."""
+    page.evaluate("() => new Promise(told => requestAnimationFrame(() => setTimeout(told)))")
+
+
 def test_a_library_that_does_not_load_is_told_of_and_the_next_plot_tries_again(page: Any) -> None:
     plot(page, source="throw new Error('cut short.');")
     assert page.evaluate("last.textContent") == (
@@ -112,8 +117,26 @@ def test_what_changed_while_it_was_hidden_is_drawn_when_it_is_seen(page: Any) ->
     plot(page)
     wait_for(page, [("1", ["first"])])
     page.evaluate("() => { last.hidden = true; set(['next']); }")
+    frame_passes(page)
+    assert page.evaluate("drawn.length") == 1
     page.evaluate("() => { last.hidden = false; }")
     wait_for(page, [("1", ["first"]), ("1", ["next"])])
+
+
+def test_what_changed_while_it_was_hidden_for_less_than_a_frame_is_drawn(page: Any) -> None:
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    frame_passes(page)
+    page.evaluate("() => { last.hidden = true; set(['next']); last.hidden = false; }")
+    wait_for(page, [("1", ["first"]), ("1", ["next"])])
+
+
+def test_a_plot_that_is_hidden_at_first_is_drawn_when_it_is_seen(page: Any) -> None:
+    plot(page, is_hidden=True)
+    frame_passes(page)
+    assert page.evaluate("drawn.length") == 0
+    page.evaluate("() => { last.hidden = false; }")
+    wait_for(page, [("1", ["first"])])
 
 
 def test_another_theme_is_taken_on(page: Any) -> None:

@@ -60,7 +60,13 @@ const render = async ({ model, el }) => {
   let drawn = null; // the figure, while there is one
 
   const draw = async () => {
-    if (!place.clientWidth) return; // it is not in the page yet, or hidden
+    if (!place.clientWidth) {
+      // It is not in the page yet, or hidden. One that is seen again before the next frame has not been resized:
+      // observed anew, its size is told in any case.
+      resized.unobserve(place);
+      resized.observe(place);
+      return;
+    }
     const isFirst = !drawn;
     drawn = model.get("figure");
     try {
