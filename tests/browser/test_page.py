@@ -14,10 +14,10 @@ from tests.browser.conftest import Opened
 from tests.report.page.test_rendering import hostile
 from validator.api import check_target
 from validator.checks.findings import Outcome, Verdict
+from validator.digits import number, ratio
 from validator.report.figures.drawing import edge_label, over_band
 from validator.report.figures.layers import LAYER_METRICS
 from validator.report.page.packing import packed
-from validator.report.phrases import number, ratio
 from validator.report.result import Result
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -16,7 +16,7 @@ from tests.browser.conftest import Opened
 from tests.report.conftest import RUN, finding, judgements
 from validator import cli
 from validator.checks.findings import Outcome, Verdict
-from validator.report.phrases import number, ratio
+from validator.digits import number, ratio
 from validator.report.result import Result
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e🦙{{ 7 * 7 }}"

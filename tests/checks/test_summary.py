@@ -1,5 +1,6 @@
 """One sentence for a finding, word by word."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ def test_it_begins_with_what_is_wrong_and_on_which_rank(given: dict[str, Any], s
     ("given", "part"),
     [
         ({}, "outside what rounding explains in 30 of 2048 elements (at worst 4.4 times the band)"),
+        ({"evidence": replace(EVIDENCE, max_over_band=1.0001)}, "(at worst 1.0001 times the band)"),
         ({"arm": Arm.CLASS}, "has NaN, infinity or saturation where the oracle has none"),
         ({"arm": Arm.EXACT}, "differs in 30 of 2048 elements, and nothing is computed there"),
         (
@@ -59,7 +61,7 @@ def test_it_begins_with_what_is_wrong_and_on_which_rank(given: dict[str, Any], s
         ({"arm": Arm.GAIN}, "for any single element to show"),
         ({"recipe": EAGER}, "is explained by the recipe 'eager' alone, which was not declared"),
     ],
-    ids=["MAX", "CLASS", "EXACT", "parameter", "GAIN's z", "GAIN", "undeclared"],
+    ids=["MAX", "MAX, by a little", "CLASS", "EXACT", "parameter", "GAIN's z", "GAIN", "undeclared"],
 )
 def test_each_rule_has_its_words(given: dict[str, Any], part: str) -> None:
     assert part in sentence(**given)

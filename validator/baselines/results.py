@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from validator import digits
 from validator.baselines.bits import Bits
 from validator.baselines.conditions import Difference
 from validator.baselines.figures import FigureVerdict, Judged
@@ -231,7 +232,7 @@ class Changed:
         worst = max(changed, key=lambda pair: pair.metrics.rel_l2)
         return (
             f"{text}; {phrases.module_name(worst.module)} {worst.side} most: relative L2 "
-            f"{phrases.number(worst.metrics.rel_l2)}{alone}"
+            f"{digits.number(worst.metrics.rel_l2)}{alone}"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from validator.checks.findings import Arm, Check, Evidence, Signature
 from validator.checks.signatures import signature_words
+from validator.digits import ratio
 from validator.numerics.recipes import RECIPES, Recipe
 
 __all__ = ["summarise"]
@@ -61,7 +62,7 @@ def summarise(
             "too little for any single element to show"
         )
     else:
-        times = f"{evidence.max_over_band or 0.0:.3g}"
+        times = ratio(evidence.max_over_band or 0.0)
         what = f"is outside what rounding explains in {share} (at worst {times} times the band)"
     spots = "; ".join(
         f"{kind} {_list(values)}" for kind, values in where.items() if values and arm is not Arm.GAIN

@@ -8,6 +8,7 @@ from validator.capturing.levels import COARSEST, Level
 from validator.capturing.reader import Capture
 from validator.checks.findings import Arm, Check, Evidence, Finding, Verdict
 from validator.comparing.records import Gap, Pair, PairVerdict
+from validator.digits import ratio
 
 __all__ = ["open_questions", "pair_finding", "passed_over", "thin_notes", "thin_reasons"]
 
@@ -114,14 +115,14 @@ def _summary(module: str, pair: Pair, into: str | None, arm: Arm, evidence: Evid
     if note and arm is Arm.CLASS:
         return f"{subject}: {note}, which the reference has not, where no rounding overflows"
     if note:
-        times = f"{evidence.max_over_band or 0.0:.3g}"
+        times = ratio(evidence.max_over_band or 0.0)
         return f"{subject}: {note}, {times} times as far as rounding carries it"
     share = f"{evidence.outside} of {evidence.elements} elements"
     if arm is Arm.EXACT:
         return f"{subject} differs in {share}, and no rounding reaches it"
     if arm is Arm.CLASS:
         return f"{subject} has NaN or infinity on one side alone, where no rounding overflows"
-    times = f"{evidence.max_over_band or 0.0:.3g}"
+    times = ratio(evidence.max_over_band or 0.0)
     return (
         f"{subject} is further from the reference than rounding carries it, in {share} "
         f"(at worst {times} times as far)"

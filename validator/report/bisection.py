@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from validator import digits
 from validator.bisecting.path import Bisection, Claim, Cost, Step
 from validator.report import facts, json_report, phrases, text
 from validator.report.digest import digest
@@ -111,7 +112,7 @@ def _cost(cost: Cost, ranks: int) -> str:
     if ranks > 1:
         beside = ", and more where ranks hold copies"
     else:
-        share = phrases.percent(cost.size_bytes, cost.full_bytes) if cost.full_bytes else "-"
+        share = digits.percent(cost.size_bytes, cost.full_bytes) if cost.full_bytes else "-"
         beside = f" ({share} of that were captured)"
     return (
         f"{phrases.count(cost.runs, 'candidate run')}, {_size(cost.size_bytes)} captured, "

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from validator import digits
 from validator.report import phrases
 from validator.report.capture_about import about_rows
 from validator.report.capture_ranges import CaptureRanges, Place, TensorRange
@@ -135,7 +136,7 @@ def _remarks(ranges: CaptureRanges) -> Iterator[Row]:
         yield Row(
             label="overflow",
             text=f"{phrases.count(len(near), 'tensor')} within a factor of 2 of the largest number: "
-            + _names(near, lambda t: f"{phrases.number(_largest(t))} in {t.dtype}"),
+            + _names(near, lambda t: f"{digits.number(_largest(t))} in {t.dtype}"),
         )
     small = sorted(
         (t for t in tensors if t.is_near_underflow), key=lambda tensor: -(tensor.subnormals or 0.0)
@@ -180,8 +181,8 @@ def _largest(tensor: TensorRange) -> float:
 
 def _underflow(tensor: TensorRange) -> str:
     share = tensor.subnormals
-    counted = "" if share is None or math.isnan(share) else f", {phrases.percent(share)} subnormal"
-    return f"{phrases.scientific(tensor.statistics.rms)} in {tensor.dtype}{counted}"
+    counted = "" if share is None or math.isnan(share) else f", {digits.percent(share)} subnormal"
+    return f"{digits.scientific(tensor.statistics.rms)} in {tensor.dtype}{counted}"
 
 
 def _table(ranges: CaptureRanges) -> Table:
@@ -215,7 +216,7 @@ def _cells(tensor: TensorRange) -> tuple[str, ...]:
         phrases.module_name(tensor.module) + (f", {tensor.path}" if tensor.path else ""),
         tensor.dtype,
         *(_figure(value) for value in (numbers.mean, numbers.rms, numbers.min, numbers.max)),
-        "" if bits is None else f"2^{phrases.number(bits)}",
+        "" if bits is None else f"2^{digits.number(bits)}",
         str(numbers.nan or ""),
         str(numbers.inf or ""),
     )
@@ -233,4 +234,4 @@ def _outline(outputs: Sequence[TensorRange]) -> list[TensorRange]:
 
 
 def _figure(value: float) -> str:
-    return "" if math.isnan(value) else phrases.number(value)
+    return "" if math.isnan(value) else digits.number(value)

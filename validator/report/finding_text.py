@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
+from validator import digits
 from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Verdict
 from validator.report import facts, phrases
 from validator.report.screen import Row, Section
@@ -109,15 +110,15 @@ def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
         if text := side(outcome, finding):
             yield Row(label=label, text=text)
     if evidence.outside and evidence.elements and finding.arm is not Arm.GAIN:
-        share = phrases.percent(evidence.outside, evidence.elements)
+        share = digits.percent(evidence.outside, evidence.elements)
         text = f"{evidence.outside} of {evidence.elements} elements ({share})"
         label = "differ" if finding.arm is Arm.EXACT else "outside"
         yield Row(label=label, text=f"{text}, all in {where}" if where else text)
     elif where:
         yield Row(label="where", text=where)
     if finding.arm is Arm.GAIN and evidence.gain is not None:
-        z = "" if evidence.z is None else f", {phrases.number(abs(evidence.z))} standard errors from 0"
-        yield Row(label="gain", text=f"{phrases.scientific(evidence.gain)}{z}: too systematic for rounding")
+        z = "" if evidence.z is None else f", {digits.number(abs(evidence.z))} standard errors from 0"
+        yield Row(label="gain", text=f"{digits.scientific(evidence.gain)}{z}: too systematic for rounding")
     if evidence.worst_index is not None and finding.arm is not Arm.GAIN:
         yield Row(label="worst", text=_worst(finding))
     if finding.signature is not None:
@@ -171,10 +172,10 @@ def _worst(finding: Finding) -> str:
     values = [
         f"{trusted} {evidence.reference:.8g}" if evidence.reference is not None else "",
         f"candidate {evidence.candidate:.8g}" if evidence.candidate is not None else "",
-        f"{phrases.number(error_ulp)} ulp" if error_ulp is not None else "",
+        f"{digits.number(error_ulp)} ulp" if error_ulp is not None else "",
     ]
     band = evidence.worst_allowed_ulp if has_distance and finding.check not in _WITHOUT_ORACLE else None
-    allowed = "" if band is None else f"; the band allows {phrases.number(band)}"
+    allowed = "" if band is None else f"; the band allows {digits.number(band)}"
     return f"{list(evidence.worst_index or ())}: {', '.join(filter(None, values))}{allowed}"
 
 
@@ -190,7 +191,7 @@ def _figure(finding: Finding) -> str:
     if recipe:
         return f"needs recipe {recipe}"
     if finding.arm is Arm.GAIN and evidence.gain is not None:
-        return f"gain {phrases.scientific(evidence.gain)}"
+        return f"gain {digits.scientific(evidence.gain)}"
     if finding.arm is Arm.MAX and evidence.max_over_band is not None:
-        return f"{phrases.ratio(evidence.max_over_band)}x band"
+        return f"{digits.ratio(evidence.max_over_band)}x band"
     return {Arm.EXACT: "bits differ", Arm.CLASS: "other class"}.get(finding.arm, finding.arm.lower())

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from validator import digits
 from validator.capturing.noise import Noise
 from validator.checks.findings import Finding, Verdict
 from validator.comparing.cards import Cards
@@ -180,7 +181,7 @@ def _table(pairs: list[Pair], *, is_judged: bool) -> Table:
             _figure(metrics.max_abs),
             _figure(_judged(pair)[3] if is_judged else metrics.ulp_steps_p99),
             _figure(metrics.ulp_steps_max),
-            phrases.percent(metrics.mismatched, metrics.elements or 1),
+            digits.percent(metrics.mismatched, metrics.elements or 1),
             _slice_name(pair),
         )
         rows.append(cells)
@@ -261,7 +262,7 @@ def _slice_name(pair: Pair) -> str:
     worst = _worst_slice(pair)
     if worst is None or not worst.rel_l2:
         return ""
-    return f"{worst.meaning or f'dim {worst.dim}'} {worst.index}: {phrases.number(worst.rel_l2)}"
+    return f"{worst.meaning or f'dim {worst.dim}'} {worst.index}: {digits.number(worst.rel_l2)}"
 
 
 def _astuple(worst: Slice | None) -> tuple[Any, ...]:
@@ -269,4 +270,4 @@ def _astuple(worst: Slice | None) -> tuple[Any, ...]:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else phrases.number(value)
+    return "" if value is None or math.isnan(value) else digits.number(value)

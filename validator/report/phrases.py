@@ -1,11 +1,11 @@
-"""Numbers, places and names as short English: the words of the terminal text."""
+"""Places and names as short English: the words of the terminal text."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from validator.checks.findings import Check, Signature
 from validator.checks.signatures import signature_words
+from validator.digits import number
 from validator.escapes import printable
 
 __all__ = [
@@ -17,13 +17,9 @@ __all__ = [
     "group",
     "listing",
     "module_name",
-    "number",
-    "percent",
     "places",
     "printable",
     "ranges",
-    "ratio",
-    "scientific",
     "shape",
     "shown",
     "signature",
@@ -31,51 +27,6 @@ __all__ = [
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _DIM_LETTERS = {"batch": "B", "token": "S", "head": "H", "channel": "D", "expert": "E"}
-
-
-def number(value: float | str) -> str:
-    """Return `value` with two or three significant digits; JSON's `"inf"` and `"nan"` are numbers too."""
-    value = float(value)
-    size = abs(value)
-    if size == 0:
-        return "0"
-    if 99.95 <= size < 1e5:
-        return f"{value:.0f}"
-    if 0.995 <= size < 99.95:
-        return f"{value:.1f}"
-    if 0.0995 <= size < 0.995:
-        return f"{value:.2f}"
-    return scientific(value)
-
-
-def ratio(value: float) -> str:
-    """Return a ratio to a limit, as `number` does but never on the other side of 1 than it is.
-
-    Near 1 it has up to four decimals, as many as that needs; what is nearer yet is 0.9999 or 1.0001.
-    """
-    text = number(value)
-    if value == 1 or float(text) != 1:
-        return text
-    near = (f"{value:.{decimals}f}" for decimals in (2, 3, 4))
-    return next((told for told in near if float(told) != 1), "0.9999" if value < 1 else "1.0001")
-
-
-def scientific(value: float) -> str:
-    """Return `value` as `1.2e-4`; what is not finite as its name."""
-    if not math.isfinite(value):
-        return str(value)
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def percent(part: float, whole: float = 1.0) -> str:
-    """Return `part / whole` in percent; only nothing is `0.0%`, and only all of it `100.0%`."""
-    share = 100 * part / whole
-    if 0 < share < 0.05:
-        return f"{scientific(share)}%"
-    if 99.95 <= share < 100:
-        return f"{share:.4g}%" if share < 99.995 else "over 99.99%"
-    return f"{share:.1f}%"
 
 
 def count(n: int, noun: str) -> str:

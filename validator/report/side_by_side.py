@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from validator import digits
 from validator.checks.findings import Verdict
 from validator.errors import UsageError
 from validator.report import phrases, run_changes
@@ -194,8 +195,8 @@ def _first(run: StoredRun) -> str:
 
 def _distribution(run: StoredRun) -> tuple[str, str]:
     return (
-        "" if run.kl_mean is None else phrases.number(run.kl_mean),
-        "" if run.top1 is None else phrases.percent(run.top1),
+        "" if run.kl_mean is None else digits.number(run.kl_mean),
+        "" if run.top1 is None else digits.percent(run.top1),
     )
 
 
@@ -217,7 +218,7 @@ def _limits(runs: Sequence[StoredRun]) -> Iterator[Row]:
     if len(runs) > 1:
         yield Row(
             text="chance moves an edge on at most "
-            f"{phrases.percent(run_changes.ALPHA)} of pages of runs of the same arithmetic, if elements err "
+            f"{digits.percent(run_changes.ALPHA)} of pages of runs of the same arithmetic, if elements err "
             "independently of each other; where they share an error, as those of a row that of its mean "
             "square, on more. Not looked at: a gain that drifts within the band, and what stays below the "
             "rounding of a stored result"
@@ -235,5 +236,5 @@ def _cell(run: StoredRun, name: EdgeName) -> str:
     edge = run.edges.get(name)
     if edge is None:
         return "not judged"
-    error = "" if edge.max_over_band is None else phrases.ratio(edge.max_over_band)
+    error = "" if edge.max_over_band is None else digits.ratio(edge.max_over_band)
     return error if edge.verdict is Verdict.ALIGNED and error else f"{error} {_words(edge.verdict)}".strip()

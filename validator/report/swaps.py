@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from validator import digits
 from validator.checks.findings import Verdict
 from validator.report import phrases
 from validator.report.json_report import SCHEMA_VERSION, plain
@@ -188,7 +189,7 @@ def _amount(swap: Swap, value: float) -> str:
         case Kind.KL_MAX:
             return f"a greatest KL of {_figure(value)}"
         case Kind.PERPLEXITY:
-            return f"a change of the perplexity by {phrases.percent(value)}"
+            return f"a change of the perplexity by {digits.percent(value)}"
         case Kind.FLIPS:
             return f"{phrases.count(round(value), 'flipped token')}"
         case Kind.TOKEN:
@@ -197,4 +198,4 @@ def _amount(swap: Swap, value: float) -> str:
 
 
 def _figure(value: float) -> str:
-    return phrases.number(value)
+    return digits.number(value)

@@ -7,6 +7,7 @@ was checked and what was not, and the end-to-end figures.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from validator import digits
 from validator.checks.findings import Check, Outcome, Unchecked, Unobservable, Verdict
 from validator.report import facts, finding_text, phrases
 from validator.report.screen import Row, Screen, Section, Table, plain_text
@@ -122,7 +123,7 @@ def distribution_rows(outcome: Outcome) -> Iterator[Row]:
     """Yield rows for the figures of `numerics.distributions`; those that are missing are left out."""
     figures = outcome.distribution or {}
     ways = [
-        f"{name} mean {phrases.number(figures[key]['mean'])}, max {phrases.number(figures[key]['max'])}"
+        f"{name} mean {digits.number(figures[key]['mean'])}, max {digits.number(figures[key]['max'])}"
         for key, name in (("kl", "ref to cand"), ("kl_reverse", "cand to ref"))
         if figures.get(key) is not None
     ]
@@ -130,7 +131,7 @@ def distribution_rows(outcome: Outcome) -> Iterator[Row]:
         yield Row(label="KL", text="; ".join(ways) + _floors(figures))
     if figures.get("top1_agreement") is not None:
         positions = f" of {figures['positions']} positions" if "positions" in figures else ""
-        share = phrases.percent(figures["top1_agreement"])
+        share = digits.percent(figures["top1_agreement"])
         yield Row(label="top-1", text=f"same token at {share}{positions}{_flips(figures.get('flips'))}")
 
 
@@ -140,8 +141,8 @@ def _floors(figures: Mapping[str, Any]) -> str:
         return ""
     storage = ""
     if figures.get("kl_storage_floor") is not None:
-        storage = f", storing them alone {phrases.number(figures['kl_storage_floor'])}"
-    return f" (noise like that of the logits gives {phrases.number(figures['kl_noise_floor'])}{storage})"
+        storage = f", storing them alone {digits.number(figures['kl_storage_floor'])}"
+    return f" (noise like that of the logits gives {digits.number(figures['kl_noise_floor'])}{storage})"
 
 
 def _flips(flips: Mapping[str, Any] | None) -> str:
@@ -150,5 +151,5 @@ def _flips(flips: Mapping[str, Any] | None) -> str:
     explained = f"; {flips['explained']} of {phrases.count(flips['count'], 'flip')} explained by the margin"
     if flips.get("p_value") is None:
         return explained
-    expected, p = phrases.number(flips["expected"]), phrases.number(flips["p_value"])
+    expected, p = digits.number(flips["expected"]), digits.number(flips["p_value"])
     return f"{explained}, {expected} expected (p = {p})"

@@ -4,9 +4,9 @@ from dataclasses import replace
 from tests.report.figures.test_positions import with_tokens
 from validator.checks.findings import Outcome, Verdict
 from validator.checks.profiles import OutputProfile
+from validator.digits import number
 from validator.report.page.data import page_data
 from validator.report.page.tables import ValueTable, value_tables
-from validator.report.phrases import number
 
 
 def tables_of(outcome: Outcome) -> dict[str, ValueTable]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from validator import digits
 from validator.checks.findings import Check, Finding, Judgement, Verdict
 from validator.checks.profiles import Unit
 from validator.escapes import printable
@@ -83,7 +84,7 @@ def error_title(unit: Unit) -> str:
 
 def writer(unit: Unit) -> Callable[[float], str]:
     """Return what writes errors of a unit: of a ratio to a limit, the text is on its side of the limit."""
-    return phrases.ratio if unit is Unit.BAND else phrases.number
+    return digits.ratio if unit is Unit.BAND else digits.number
 
 
 def over_band(judgement: Judgement) -> float:
@@ -128,7 +129,7 @@ class ErrorAxis:
         )
 
     def hover(
-        self, values: Sequence[float], place: str, write: Callable[[float], str] = phrases.ratio
+        self, values: Sequence[float], place: str, write: Callable[[float], str] = digits.ratio
     ) -> str | list[str]:
         """Return the templates of what is shown at values, in words where their places say less.
 
@@ -170,11 +171,11 @@ def limit_line(value: float = 1.0) -> dict[str, Any]:
     }
 
 
-def told(values: Sequence[float], write: Callable[[float], str] = phrases.ratio) -> list[str]:
+def told(values: Sequence[float], write: Callable[[float], str] = digits.ratio) -> list[str]:
     """Return errors as a reader is told them.
 
     Args:
         values: errors over the band, or others; NaN where nothing was judged.
-        write: makes text of one: `phrases.ratio` of ratios to a limit, `phrases.number` of others.
+        write: makes text of one: `digits.ratio` of ratios to a limit, `digits.number` of others.
     """
     return ["nothing judged" if math.isnan(value) else write(value) for value in values]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from validator import digits
 from validator.checks.findings import Arm, Judgement, Outcome, Verdict
 from validator.checks.judge import GAIN_Z
 from validator.checks.profiles import Unit
@@ -171,5 +172,5 @@ def _shade(metric: str, judgement: Judgement, value: float) -> float:
 
 
 def _about(outcome: Outcome, metric: str, value: float, index: int) -> str:
-    (text,) = told([value], phrases.number if metric == _OUTSIDE else phrases.ratio)
+    (text,) = told([value], digits.number if metric == _OUTSIDE else digits.ratio)
     return f"<br>{text}<br>{label(edge_label(outcome.judgements[index]))}"

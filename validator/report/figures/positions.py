@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from validator import digits
 from validator.checks.findings import Outcome
 from validator.checks.profiles import Line, Unit
-from validator.report import phrases
 from validator.report.figures.drawing import (
     PALETTE,
     ErrorAxis,
@@ -158,7 +158,7 @@ def kl_figure(outcome: Outcome) -> Figure | None:
     traces = []
     for sequence, line in found.sequences.items():
         values = [kl for _, kl in line.values()]
-        words = zip(line, told(values, phrases.number), strict=True)
+        words = zip(line, told(values, digits.number), strict=True)
         traces.append(
             {
                 "type": "scatter",
@@ -188,7 +188,7 @@ def kl_figure(outcome: Outcome) -> Figure | None:
                 "xanchor": "right",
                 "yanchor": "bottom",
                 "showarrow": False,
-                "text": f"noise like that of the logits: {phrases.number(floor)}",
+                "text": f"noise like that of the logits: {digits.number(floor)}",
             }
         ]
     return {"data": traces, "layout": layout}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from validator import digits
 from validator.checks.findings import Judgement, Outcome, Verdict
 from validator.checks.profiles import Window
 from validator.report import facts, phrases
@@ -76,8 +77,8 @@ def edge_rows(judgement: Judgement) -> list[tuple[str, str]]:
     evidence = judgement.evidence
     gain = None
     if evidence.gain is not None:
-        z = "" if evidence.z is None else f", z = {phrases.number(evidence.z)}"
-        gain = f"{phrases.scientific(evidence.gain)}{z}"
+        z = "" if evidence.z is None else f", z = {digits.number(evidence.z)}"
+        gain = f"{digits.scientific(evidence.gain)}{z}"
     rows = {
         "module": phrases.module_name(judgement.module),
         "in the candidate": None
@@ -93,14 +94,14 @@ def edge_rows(judgement: Judgement) -> list[tuple[str, str]]:
         "largest error / band": told([over_band(judgement)])[0],
         "largest error, ulp": None
         if evidence.ulp_error_max is None
-        else phrases.number(evidence.ulp_error_max),
+        else digits.number(evidence.ulp_error_max),
         "gain": gain,
         "outside": None
         if not evidence.elements
         else f"{evidence.outside or 0} of {evidence.elements} elements",
         "smallest gain that would show": None
         if judgement.smallest_gain is None
-        else phrases.number(judgement.smallest_gain),
+        else digits.number(judgement.smallest_gain),
         "note": judgement.note or None,
     }
     return [(name, phrases.shown(str(value))) for name, value in rows.items() if value is not None]

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from validator import digits
 from validator.report import phrases
 from validator.report.figures.drawing import VERDICTS
 from validator.report.page.packing import packed_data, packed_plotly, part
@@ -57,7 +58,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_shown,
     )
-    environment.filters["number"] = phrases.number
+    environment.filters["number"] = digits.number
     return environment
 
 

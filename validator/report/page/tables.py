@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from validator import digits
 from validator.checks.findings import Judgement, Outcome, Verdict
 from validator.checks.profiles import Unit
-from validator.report import phrases
 from validator.report.figures.drawing import Figure, edge_label, error_title, over_band, told
 from validator.report.figures.layers import LAYER_METRICS, layers_of, place_of
 from validator.report.figures.positions import position_kl, token_errors
@@ -95,7 +95,7 @@ def _kl(outcome: Outcome) -> ValueTable | None:
         return None
 
     def cell(line: Mapping[int, tuple[int, float]], at: int) -> Cell:
-        return Cell(text=told([line[at][1]], phrases.number)[0] if at in line else "")
+        return Cell(text=told([line[at][1]], digits.number)[0] if at in line else "")
 
     return ValueTable(
         columns=(found.title, *(f"sequence {number}, nats" for number in found.sequences)),
