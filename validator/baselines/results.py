@@ -25,7 +25,7 @@ _STYLES = {
     Verdict.ALIGNED: "bold green",
     Verdict.DIVERGENT: "bold red",
     Verdict.UNDECLARED_PRECISION: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
+    Verdict.INCONCLUSIVE: "bold magenta",
 }
 _DIVERGENT = (FigureVerdict.CHANGED, FigureVerdict.MISSING)
 _OPEN = (FigureVerdict.UNKNOWN, FigureVerdict.REFUSED)

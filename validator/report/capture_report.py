@@ -73,7 +73,7 @@ class CaptureReport(Shown):
     def __rich__(self) -> Screen:
         """Return the terminal text for a rich console."""
         ranges = self.ranges
-        style = {0: "bold green", 1: "bold red", 3: "bold yellow"}[self.exit_code]
+        style = {0: "bold green", 1: "bold red", 3: "bold magenta"}[self.exit_code]
         about = Section(title="how it was captured", rows=tuple(about_rows(ranges.capture)))
         sections = (Section(rows=tuple(_remarks(ranges))), _table(ranges), about)
         return Screen(headline=_headline(ranges), style=style, sections=sections)

@@ -20,5 +20,5 @@ VERMILLION, PURPLE, SKY, GREY = "#D55E00", "#CC79A7", "#56B4E9", "#808080"
 PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 """Of things that are told apart and mean nothing by themselves, such as runs."""
 
-STYLES = {"green": BLUE, "red": VERMILLION, "yellow": ORANGE}
-"""What stands for a terminal's colours, which a `Screen` has: its green verdicts are blue in plots."""
+STYLES = {"green": BLUE, "red": VERMILLION, "yellow": ORANGE, "magenta": PURPLE}
+"""What stands for a terminal's colours, which a `Screen` has, in pages: its green verdicts are blue."""

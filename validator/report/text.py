@@ -18,7 +18,7 @@ STYLES = {
     Verdict.ALIGNED: "bold green",
     Verdict.UNDECLARED_PRECISION: "bold yellow",
     Verdict.DIVERGENT: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
+    Verdict.INCONCLUSIVE: "bold magenta",
 }
 _REASONS = 3
 _NAMES = 3

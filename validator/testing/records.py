@@ -36,7 +36,7 @@ class Ending(StrEnum):
 _STYLES = {
     Ending.PASSED: "green",
     Ending.FAILED: "bold red",
-    Ending.INCONCLUSIVE: "yellow",
+    Ending.INCONCLUSIVE: "magenta",
     Ending.COULD_NOT_RUN: "yellow",
     Ending.NOT_APPLICABLE: "dim",
 }
