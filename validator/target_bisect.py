@@ -4,6 +4,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from torch.nn import ModuleDict, ModuleList
+
 from validator.bisecting.candidates import Candidates, RunCandidates, StoredCandidates
 from validator.bisecting.hunt import Hunt
 from validator.bisecting.identity import capture_identity, content_of, versions
@@ -102,7 +104,12 @@ def bisect_target(
         folder = Path(scratch) if keep is None else keep
         reference = target.reference()
         if module is not None and module not in dict(reference.named_modules()):
-            raise UsageError(_no_module(module, dict(reference.named_modules())))
+            called = [
+                name
+                for name, found in reference.named_modules()
+                if not isinstance(found, ModuleList | ModuleDict)
+            ]
+            raise UsageError(_no_module(module, called))
         run = SideRun(
             source=source,
             side="candidate",
@@ -154,6 +161,8 @@ def bisect_target(
 
 
 def _no_module(module: str, names: Iterable[str]) -> str:
+    if any(sign in module for sign in "*?["):
+        return f"--module {module!r}: a search is of one module and what is in it; name it without a pattern"
     known = [name for name in names if name]
     more = f" and {len(known) - 4} more" if len(known) > 4 else ""
     return (

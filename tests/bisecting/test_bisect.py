@@ -9,6 +9,7 @@ import pytest
 
 from tests.bisecting.deep_port import write_deep_net
 from validator.api import capture_target
+from validator.bisecting.storing import State
 from validator.checks.findings import Arm, Check, Verdict
 from validator.errors import UsageError
 from validator.report.bisection import BisectionResult
@@ -107,6 +108,34 @@ def test_the_search_can_be_limited_to_a_module(tmp_path: Path) -> None:
 def test_a_module_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--module 'layers.12' is no module that the reference called"):
         searched(write_deep_net(tmp_path), module="layers.12")
+
+
+def test_modules_to_choose_from_are_those_that_are_called(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        searched(write_deep_net(tmp_path), module="layers.12")
+    assert "layers," not in str(refused.value)
+    assert "layers.0," in str(refused.value)
+
+
+def test_a_search_of_a_pattern_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is of one module .* without a pattern"):
+        searched(write_deep_net(tmp_path), module="layers.*")
+
+
+def test_a_search_whose_folder_can_not_be_written_any_more_ends_with_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, keep = write_deep_net(tmp_path, LOUD), tmp_path / "kept"
+    put = State.put
+
+    def in_the_way(state: State, step: str, fields: Any) -> None:
+        (keep / "state.new").mkdir(exist_ok=True)
+        put(state, step, fields)
+
+    monkeypatch.setattr(State, "put", in_the_way)
+    found = searched(port, keep=keep)
+    assert named(found) == named(searched(port))
+    assert any("state.json can't be written" in note for note in found.outcome.notes)
 
 
 def test_a_search_goes_on_from_what_was_kept_without_another_run(tmp_path: Path) -> None:

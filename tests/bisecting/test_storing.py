@@ -106,6 +106,20 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_a_step_can_t_be_written_the_search_goes_on_and_what_was_kept_stays(tmp_path: Path) -> None:
+    state = State(tmp_path / "kept", {})
+    state.put("first", {"x": 1})
+    (tmp_path / "kept" / "state.new").mkdir()
+    state.put("second", {"x": 2})
+    state.put("third", {"x": 3})
+    assert (state.get("second", dict), state.get("third", dict)) == ({"x": 2}, {"x": 3})
+    assert "state.json can't be written" in str(state.trouble)
+    (tmp_path / "kept" / "state.new").rmdir()
+    again = State(tmp_path / "kept", {})
+    assert (again.get("first", dict), again.get("second", dict)) == ({"x": 1}, None)
+    assert again.trouble is None
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -202,6 +202,8 @@ class Hunt:
         if self.looker.remembered:
             known = ", ".join(f"{step.name} of {step.extent}" for step in self.looker.remembered)
             self.notes.append(f"remembered from --keep, and not looked at again: {known}")
+        if self.looker.state.trouble is not None:
+            self.notes.append(self.looker.state.trouble)
         outcome, claim = merged(self.outcomes, self._timeline, notes=self.notes, why=self.why)
         claim = None if claim is None else self._with_blocks(claim)
         full = scope.survey.size_bytes(scope.survey.modules, self.looker.boundaries().itemsize)

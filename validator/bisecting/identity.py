@@ -1,14 +1,16 @@
 """What a search is of: the folder that it was kept in is refused where any of that is another by now.
 
-Known are the target's file, the modules beside it that it imports, a checkpoint's files, versions of software
-and a stored capture. Data that a target reads is not: a search of other data needs a new folder.
+Known are the target's file, the modules beside it that its code names in imports, a checkpoint's files,
+versions of software and a stored capture. Data that a target reads, and modules whose names it makes up as it
+runs, are not: a search of others needs a new folder.
 """
 
+import ast
 import hashlib
 import platform
 from collections.abc import Iterator, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
-from modulefinder import ModuleFinder
 from pathlib import Path
 
 from validator.capturing.reader import Capture
@@ -56,13 +58,56 @@ def capture_identity(capture: Capture) -> str:
     return f"{capture.manifest.capture_id} {_digest(capture.manifest.to_json().encode())}"
 
 
-def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files of modules of these folders that the target imports, and they in turn."""
-    finder = ModuleFinder(path=[str(folder) for folder in folders])
-    finder.run_script(str(source))
-    modules = (module for name, module in finder.modules.items() if name != "__main__")
-    files = (getattr(module, "__file__", None) for module in modules)
-    yield from sorted({Path(file) for file in files if file is not None})
+def _imported(source: Path, folders: Sequence[Path]) -> list[Path]:
+    """Return the files of modules of these folders that the target imports, and they in turn.
+
+    Every import counts, wherever it stands and whether or not it is reached; nothing is run.
+    """
+    roots = [folder.resolve() for folder in folders]
+    found: set[Path] = set()
+    waiting = [source.resolve()]
+    while waiting:
+        file = waiting.pop()
+        for above, name in _imports(file):
+            # A relative import counts from the package that the file is in.
+            for root in roots if above == 0 else file.parents[above - 1 : above]:
+                new = set(_files(root, name)) - found - {source.resolve()}
+                found |= new
+                waiting += new
+    return sorted(found)
+
+
+def _imports(file: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield for each module that a file may import how many dots its name begins with, and its parts."""
+    if file.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return  # it can't be imported
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((0, tuple(alias.name.split("."))) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                package = tuple(module.split(".")) if module else ()
+                yield level, package
+                yield from ((level, (*package, alias.name)) for alias in names)
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called),
+                args=[ast.Constant(value=str(name)), *_],
+            ) if called in ("import_module", "__import__"):
+                yield len(name) - len(name.lstrip(".")), tuple(filter(None, name.split(".")))
+
+
+def _files(root: Path, name: Sequence[str]) -> Iterator[Path]:
+    """Yield what importing a module of a folder runs: of its packages, and its own."""
+    for end in range(len(name) + 1):
+        place = root.joinpath(*name[:end])
+        files = [place / "__init__.py"]
+        if end:
+            files += [place.with_name(place.name + suffix) for suffix in (".py", *EXTENSION_SUFFIXES)]
+        yield from (file for file in files if file.is_file())
 
 
 def _stamp(path: Path) -> str:

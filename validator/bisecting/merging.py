@@ -36,6 +36,8 @@ class Timeline:
         """Return when the reference had what something was said of; of a parameter, when it is used."""
         if item.check is Check.PARAMETER:
             return self._of(self.survey.starts, item.module, 0)
+        if item.check is Check.INPUT:
+            return self._of(self.survey.starts, item.module, item.call)
         if item.into is not None:
             return self._of(self.survey.starts, item.into, item.call)
         return self._of(self.survey.ends, item.module, item.call)

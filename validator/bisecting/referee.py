@@ -17,6 +17,7 @@ from validator.capturing.provenance import (
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import policy_of, roll_up, run_checks
 from validator.checks.findings import Finding, Outcome
+from validator.checks.heads import head_sizes
 from validator.checks.observing import Observer
 from validator.checks.padding import real_positions
 from validator.numerics.recipes import Recipe
@@ -76,7 +77,7 @@ class Referee:
             scope=frozenset(scope),
             elements=self.survey.elements,
             regions=sides.captured.manifest.compiled,
-            observer=Observer() if self.profiles else None,
+            observer=Observer(heads=head_sizes(self.reference)) if self.profiles else None,
             progress=self.progress,
         )
         # A layer that this step left out was not left out by the run.

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from validator.align.traces import StepTokens
+from validator.capturing.room import what_failed
 from validator.checks.findings import (
     Arm,
     Check,
@@ -88,11 +90,15 @@ class State:
         folder: of the search, or None to keep nothing.
         identity: what the search is of; a folder of another one is refused.
 
+    Attributes:
+        trouble: why what is found out is kept no more, or None.
+
     Raises:
         UsageError: the folder is of another search, holds other things, or can't be made.
     """
 
     def __init__(self, folder: Path | None, identity: Mapping[str, Any]) -> None:
+        self.trouble: str | None = None
         self._path = None if folder is None else folder / _STATE
         self._identity = json.loads(json.dumps(identity, default=_plain))
         self._steps: dict[str, Any] = {}
@@ -107,7 +113,7 @@ class State:
                     f"--keep {folder} holds other things than a search: name a new folder, or remove it"
                 )
             else:
-                self._write()
+                self._write(self._path)
         except OSError as error:
             raise UsageError(f"--keep {folder} can't be used: {error.strerror}; name a new folder") from None
 
@@ -132,9 +138,17 @@ class State:
             ) from None
 
     def put(self, step: str, fields: Mapping[str, Any] | str) -> None:
-        """Keep what a step found."""
+        """Keep what a step found; where the file can't be written no more is kept, `trouble` says why."""
         self._steps[step] = json.loads(json.dumps(fields, default=_plain))
-        self._write()
+        if self._path is None:
+            return
+        try:
+            self._write(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                _scratch(self._path).unlink(missing_ok=True)
+            self.trouble = f"{self._path} can't be written ({what_failed(error)}): later steps aren't kept"
+            self._path = None
 
     def require_same(self, name: str, value: str) -> None:
         """Keep a word about something in the folder, or hold it against the one that was kept before.
@@ -171,13 +185,14 @@ class State:
                 )
         return steps
 
-    def _write(self) -> None:
-        if self._path is None:
-            return
+    def _write(self, path: Path) -> None:
         text = json.dumps({"version": _VERSION, "identity": self._identity, "steps": self._steps})
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(self._path)
+        _scratch(path).write_text(text, encoding="utf-8")
+        _scratch(path).replace(path)
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_suffix(".new")
 
 
 def _judgement(fields: Mapping[str, Any]) -> Judgement:
