@@ -8,7 +8,7 @@ rounding can explain, which is measured on the reference (`validator.scoring`).
 """
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -84,8 +84,7 @@ def test_distributions_are_as_near_as_noise_allows(validation: Validation, text:
     validation.figure("top-1 agreement", figures.top1_agreement)
     if text == "read":
         _tell_note(validation, scores)
-    if found.problems:
-        _fail(validation, scores, found.problems)
+    _require_none(validation, scores, found.problems)
 
 
 def test_perplexity_is_that_of_the_reference(validation: Validation) -> None:
@@ -100,8 +99,7 @@ def test_perplexity_is_that_of_the_reference(validation: Validation) -> None:
     validation.figure(
         "difference", found.difference, unit="nats a token", limit=found.limit, error=found.error
     )
-    if found.problems:
-        _fail(validation, scores, found.problems)
+    _require_none(validation, scores, found.problems)
 
 
 def test_distributions_are_those_of_the_baseline(validation: Validation) -> None:
@@ -110,7 +108,9 @@ def test_distributions_are_those_of_the_baseline(validation: Validation) -> None
     path = find_baseline(settings.baselines, validation.source)
     if path is None:
         if not settings.names_baselines:
-            validation.not_applicable("no folder of baselines is named: --validator-baselines")
+            validation.not_applicable(
+                "no folder of baselines is named: --baselines, in pytest --validator-baselines"
+            )
         name = baseline_name(validation.source)
         validation.fail(
             f"there is no baseline {name!r} in {settings.baselines}: record it with `validator baseline "
@@ -133,9 +133,12 @@ def test_prompts_with_a_worse_score_are_computed_right(validation: Validation) -
     """Where an evaluation scored the port worse, its layers compute what the reference's do."""
     files = validation.settings.samples
     if not files:
-        validation.not_applicable("no samples are named: --validator-samples")
-    worse = ranked(read_files(files))
+        validation.not_applicable("no samples are named: --samples, in pytest --validator-samples")
+    samples = read_files(files)
+    worse = ranked(samples)
     validation.figure("prompts with a worse score", len(worse))
+    if not worse:
+        validation.not_applicable(f"none of {len(samples)} prompts scored worse than with the reference")
     undecided = []
     for sample in worse[:SAMPLES]:
         trail = trace_sample(validation.source, sample, **validation.settings.options)
@@ -177,8 +180,7 @@ def _judge_text(validation: Validation, number: int) -> None:
     score = scores.choices[number]
     validation.figure("tokens", score.steps)
     validation.figure("tokens that differ", len(score.differing))
-    if score.problems:
-        _fail(validation, scores, score.problems)
+    _require_none(validation, scores, score.problems)
 
 
 def _tell_note(validation: Validation, scores: Scores) -> None:
@@ -186,11 +188,15 @@ def _tell_note(validation: Validation, scores: Scores) -> None:
         validation.figure("note", scores.note)
 
 
-def _fail(validation: Validation, scores: Scores, problems: tuple[str, ...]) -> NoReturn:
-    text, module = blame(
-        validation.source,
-        scores.text_at_fault(),
-        lambda: checked(validation),
-        **validation.settings.options,
-    )
-    validation.fail("\n".join((*problems, text)), module=module)
+def _require_none(validation: Validation, scores: Scores, problems: tuple[str, ...]) -> None:
+    """Fail with problems, and with the module that is behind them."""
+    told, module = problems, None
+    if problems:
+        text, module = blame(
+            validation.source,
+            scores.text_at_fault(),
+            lambda: checked(validation),
+            **validation.settings.options,
+        )
+        told = (*problems, text)
+    validation.require(not problems, "\n".join(told), module=module)

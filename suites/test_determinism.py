@@ -57,7 +57,8 @@ def test_the_number_of_cards_changes_sums_over_cards_alone(validation: Validatio
     several = [count for count in counts(validation) if count > 1]
     if not several:
         validation.not_applicable(
-            "no number of cards above 1 is named, or there: --validator-card-counts 1,2"
+            "no number of cards above 1 is named, or there: --card-counts 1,2, in pytest "
+            "--validator-card-counts 1,2"
         )
     hold(validation, *(study.card_counts(count) for count in several))
 

@@ -3,8 +3,8 @@
     validator run long_context --target port.py
 
 A short run crosses the edge of the smallest window or attention chunk, boundaries of cache blocks, and
-position 256. With `--validator-long` it goes up to the model's last position, which takes the reference long
-as well.
+position 256. With `--long`, in pytest `--validator-long`, it goes up to the model's last position, which
+takes the reference long as well.
 """
 
 import pytest
@@ -109,14 +109,14 @@ def _require_within_noise(validation: Validation, judged: Judged) -> None:
     validation.figure("positions", len(errors.ratio), unit="tokens")
     validation.figure("largest error", float(errors.ratio.max()), unit="times its noise", limit=LIMIT)
     validation.figure("growth of the error", errors.growth, unit="times")
-    if judged.problem is not None:
-        culprit = judged.culprit
-        validation.fail(
-            judged.problem,
-            module=None if culprit is None else culprit.module,
-            rank=None if culprit is None else culprit.rank,
-            evidence={} if culprit is None else {"check": culprit.summary},
-        )
+    culprit = judged.culprit
+    validation.require(
+        judged.problem is None,
+        judged.problem or "",
+        module=None if culprit is None else culprit.module,
+        rank=None if culprit is None else culprit.rank,
+        evidence={} if culprit is None else {"check": culprit.summary},
+    )
 
 
 def _require_none(validation: Validation, problems: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from validator.errors import UsageError
 from validator.testing.records import Record
 from validator.testing.section import attach, require_compared, section_lines
-from validator.testing.settings import KEYS, Settings, configured, read_settings
+from validator.testing.settings import KEYS, NO_TARGET, Settings, configured, read_settings
 
 if TYPE_CHECKING:
     from validator.target import Target
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["asked_by"]
 
-_SETTINGS = pytest.StashKey[Settings]()
+_SETTINGS = pytest.StashKey[Settings | UsageError]()
 _RECORD = pytest.StashKey[Record]()
 _TARGETS = pytest.StashKey[dict[tuple[Any, ...], Any]]()
 _SHARED = pytest.StashKey[dict[tuple[Any, ...], Any]]()
@@ -66,19 +66,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the settings, so that a bad one ends the run before any test."""
+    """Read the settings, so that a bad one ends the run before any test.
+
+    Without an option of ours the run may be none of ours: what is wrong in a file is then told by the first
+    test that asks for a fixture.
+    """
     config.addinivalue_line("markers", _MARKER)
+    config.stash[_TARGETS], config.stash[_SHARED] = {}, {}
+    options = {key: config.getoption(_dest(key)) for key in KEYS}
+    is_updating = bool(config.getoption(_dest("update_baselines")))
     try:
         settings = read_settings(
-            configured(config.rootpath),
-            {key: config.getoption(_dest(key)) for key in KEYS},
+            configured(config.rootpath, is_root=True),
+            options,
             name=_option,
             folder=config.invocation_params.dir,
         )
     except UsageError as error:
-        raise pytest.UsageError(str(error)) from None
-    config.stash[_SETTINGS] = settings.updating(config.getoption(_dest("update_baselines")))
-    config.stash[_TARGETS], config.stash[_SHARED] = {}, {}
+        if is_updating or any(value is not None for value in options.values()):
+            raise pytest.UsageError(str(error)) from None
+        config.stash[_SETTINGS] = error
+    else:
+        config.stash[_SETTINGS] = settings.updating(is_updating)
 
 
 @pytest.fixture
@@ -87,7 +96,6 @@ def target(request: pytest.FixtureRequest) -> "Target":
     _record(request.node)
     settings = _settings(request.node)
     from validator.target import load_target
-    from validator.testing.validation import NO_TARGET
 
     if settings.target is None:
         raise UsageError(NO_TARGET)
@@ -173,6 +181,8 @@ def _record(item: pytest.Item) -> Record:
 def _settings(item: pytest.Item) -> Settings:
     """Return the settings of a test: those of the run, with what its markers say, the closest last."""
     settings = item.config.stash[_SETTINGS]
+    if isinstance(settings, UsageError):
+        raise UsageError(str(settings))
     where = f"@pytest.mark.validator of {item.nodeid}"
     for marker in reversed(list(item.iter_markers("validator"))):
         if marker.args:

@@ -17,6 +17,7 @@ def test_figures_of_a_run_of_suites_are_read_with_errors_and_metadata(tmp_path: 
         id="suites/test_alignment.py::test_perplexity",
         asked="?",
         ending=Ending.PASSED,
+        compared=1,
         figures=(Figure(name="perplexity", value=3.25, unit="nat", error=0.5),),
     )
     summary = Summary(

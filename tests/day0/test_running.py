@@ -69,7 +69,7 @@ def test_it_goes_on_from_the_stage_that_failed_and_a_restart_forgets(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "what", ["target", "module of here", "baseline", "machine", "configuration", "options"]
+    "what", ["target", "module of here", "baseline", "machine", "configuration", "options", "variable"]
 )
 def test_what_was_found_of_something_else_is_not_remembered(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
@@ -92,9 +92,41 @@ def test_what_was_found_of_something_else_is_not_remembered(
         monkeypatch.setattr(state, "describe_process", lambda world_size: described)
     elif what == "configuration":
         (tmp_path / "pyproject.toml").write_text('[tool.validator]\ndtype = "float16"\n')
+    elif what == "variable":
+        monkeypatch.setenv("SCALE", "1.5")
     else:
         options = {"options": {"nproc": 2}}
     day0(tmp_path, stage("a", Ending.PASSED, ran), **options)
+    assert ran == ["a", "a"]
+
+
+def test_no_variable_of_a_shell_a_terminal_or_a_job_is_part_of_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    day0(tmp_path, stage("a", Ending.PASSED, ran))
+    for name in (
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "TERM",
+        "COLUMNS",
+        "SSH_CLIENT",
+        "DISPLAY",
+        "SLURM_JOB_ID",
+        "GITHUB_RUN_ID",
+    ):
+        monkeypatch.setenv(name, "other")
+    day0(tmp_path, stage("a", Ending.PASSED, ran))
+    assert ran == ["a"]
+
+
+def test_a_variable_that_is_gone_is_a_change_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setenv("SCALE", "1.5")
+    day0(tmp_path, stage("a", Ending.PASSED, ran))
+    monkeypatch.delenv("SCALE")
+    day0(tmp_path, stage("a", Ending.PASSED, ran))
     assert ran == ["a", "a"]
 
 
@@ -232,7 +264,11 @@ def noted(asked: list[Any], one: Any, answer: Any) -> Any:
 def suites(*endings: Ending) -> Summary:
     answers = tuple(
         Answer(
-            id=str(n), asked="?", ending=ending, message="" if ending is Ending.PASSED else f"it is {ending}"
+            id=str(n),
+            asked="?",
+            ending=ending,
+            message="" if ending is Ending.PASSED else f"it is {ending}",
+            compared=int(ending is Ending.PASSED),
         )
         for n, ending in enumerate(endings or (Ending.PASSED,))
     )

@@ -14,7 +14,8 @@ E = Ending
 
 def answer(ending: Ending, **facts: Any) -> Answer:
     message = "" if ending is E.PASSED else f"it is {ending}"
-    told = {"asked": f"Is it {ending}?", "message": message, **facts}
+    compared = 0 if ending is E.NOT_APPLICABLE else 1
+    told = {"asked": f"Is it {ending}?", "message": message, "compared": compared, **facts}
     return Answer(id=f"t.py::test_{ending}", ending=ending, **told)
 
 
@@ -35,6 +36,9 @@ def summary(*endings: Ending, errors: tuple[str, ...] = (), code: int = 0) -> Su
         ([E.PASSED, E.INCONCLUSIVE], E.INCONCLUSIVE),
         ([E.PASSED, E.INCONCLUSIVE, E.COULD_NOT_RUN], E.COULD_NOT_RUN),
         ([E.INCONCLUSIVE, E.COULD_NOT_RUN, E.FAILED], E.FAILED),
+        ([E.PASSED, E.EXPECTED_FAILURE], E.PASSED),
+        ([E.FAILED, E.EXPECTED_FAILURE], E.FAILED),
+        ([E.EXPECTED_FAILURE], E.COULD_NOT_RUN),
         ([E.NOT_APPLICABLE], E.COULD_NOT_RUN),
         ([], E.COULD_NOT_RUN),
     ],
@@ -62,6 +66,23 @@ def test_one_suite_that_compared_nothing_leaves_no_answer() -> None:
     assert run.exit_code == 2
 
 
+def test_tests_that_compared_nothing_are_no_answer_beside_one_that_failed_as_expected() -> None:
+    quiet = answer(E.PASSED, compared=0)
+    for answers, reason in (
+        ((quiet,), "the suite a compared nothing"),
+        ((quiet, answer(E.EXPECTED_FAILURE, compared=0)), "the suite a compared nothing"),
+        ((quiet, answer(E.EXPECTED_FAILURE)), "nothing was compared but what was expected to fail"),
+    ):
+        run = Summary(settings=Settings(), suites=(Suite(name="a", path="", answers=answers),))
+        assert run.sentence == f"No answer: {reason}."
+        assert run.exit_code == 2
+    failed = answer(E.FAILED, compared=0)
+    assert (
+        Summary(settings=Settings(), suites=(Suite(name="a", path="", answers=(failed,)),)).why_no_answer
+        == ()
+    )
+
+
 @pytest.mark.parametrize("code", [2, 4, 5, -9])
 def test_a_pytest_that_did_not_end_well_leaves_no_answer(code: int) -> None:
     assert summary(E.PASSED, code=code).verdict is E.COULD_NOT_RUN
@@ -82,7 +103,21 @@ def test_a_pytest_that_broke_inside_is_a_bug() -> None:
     [
         (summary(E.PASSED), "The port holds: 1 test passed."),
         (summary(E.PASSED, E.PASSED, E.NOT_APPLICABLE), "The port holds: 2 tests passed (1 not applicable)."),
+        (
+            summary(E.PASSED, E.EXPECTED_FAILURE, E.NOT_APPLICABLE),
+            "The port holds but for 1 expected failure, 'Is it expected_failure?': 1 test passed (1 not "
+            "applicable).",
+        ),
+        (
+            summary(E.PASSED, E.EXPECTED_FAILURE, E.EXPECTED_FAILURE),
+            "The port holds but for 2 expected failures, first 'Is it expected_failure?': 1 test passed.",
+        ),
         (summary(E.PASSED, E.FAILED), "The port does not hold: 1 of 2 tests failed, first 'Is it failed?'."),
+        (
+            summary(E.FAILED, E.EXPECTED_FAILURE, E.NOT_APPLICABLE),
+            "The port does not hold: 1 of 1 test failed (1 expected failure, 1 not applicable), first 'Is it "
+            "failed?'.",
+        ),
         (
             summary(E.PASSED, E.INCONCLUSIVE),
             "Undecided: 1 of 2 tests saw too little to tell, first 'Is it inconclusive?'; the others passed.",
@@ -119,7 +154,8 @@ def test_the_document_is_strict_json_of_its_schema() -> None:
         figures=(Figure(name="perplexity", value=math.nan, unit="nat", limit=3.5),),
         checks=(Checked(verdict="divergent", headline="divergent: ...", target="port.py"),),
     )
-    run = Summary(settings=Settings(), suites=(Suite(name="a", path="", answers=(full, answer(E.PASSED))),))
+    answers = (full, *map(answer, Ending))
+    run = Summary(settings=Settings(), suites=(Suite(name="a", path="", answers=answers),))
     document = json.loads(json.dumps(run.to_json(), allow_nan=False))
     jsonschema.validate(document, run_schema())
     first = document["suites"][0]["answers"][0]

@@ -52,6 +52,25 @@ from validator.errors import TargetError
 def test_passes(validation):
     validation.figure("slope", 0.125, unit="B/token", limit=1)
     validation.figure("steps", 100)
+    validation.require(0.125 < 1, "the cache grows")
+
+
+def test_only_measures(validation):
+    validation.figure("slope", float("nan"))
+
+
+@pytest.mark.xfail(reason="issue 12")
+def test_known(validation):
+    validation.fail("The cache holds the wrong keys.", module="model.layers.1")
+
+
+@pytest.mark.xfail
+def test_known_to_crash(validation):
+    raise RuntimeError("planted")
+
+
+@pytest.mark.xfail(reason="issue 13", run=False)
+def test_known_and_not_run(validation): ...
 
 
 def test_fails(validation):
@@ -106,6 +125,14 @@ def test_nothing_heavy_was_needed():
     assert not {"torch", "numpy", "pandas", "h5py"} & set(sys.modules)
 """
 
+OURS_AND_NOT = """
+def test_not_ours(): ...
+
+
+def test_ours(validation):
+    validation.require(True, "holds")
+"""
+
 SECTION = """\
 no target
 test_light.py::test_assertion: assert 1 > 2
@@ -114,10 +141,18 @@ test_light.py::test_broken_when_taken_down: could not run: it can't be ended
 test_light.py::test_bug: could not run: KeyError: 'planted'
 test_light.py::test_control: assert 2 > 3
 test_light.py::test_fails: The cache grows.
+test_light.py::test_known: expected failure: issue 12: The cache holds the wrong
+  keys.
+test_light.py::test_known_to_crash: expected failure: RuntimeError: planted
 test_light.py::test_looks_at_nothing: could not run: it passed, but compared
-  nothing: call check(), assert_aligned(), require() or figure() of `validation`
+  nothing: call check(), baseline(), assert_aligned() or require() of
+  `validation`; a figure alone judges nothing
 test_light.py::test_mistake: could not run: candidate() fails: out of memory
 test_light.py::test_not_applicable: not applicable: the port has no cache
+test_light.py::test_only_measures: could not run: it passed, but compared
+  nothing: call check(), baseline(), assert_aligned() or require() of
+  `validation`; a figure alone judges nothing
+  slope nan
 test_light.py::test_passes: passed
   slope 0.125 B/token (limit 1 B/token), steps 100
 test_light.py::test_undecided: inconclusive: The control did not fail.
@@ -208,7 +243,7 @@ def test_every_way_to_end_is_told_the_same_with_workers_and_without(
     assert section(done.stdout, "validator") == SECTION
     line = LIGHT.strip().splitlines().index("def test_not_applicable(validation):") + 1
     assert f"SKIPPED [1] test_light.py:{line}: the port has no cache" in done.stdout
-    assert "8 failed, 3 passed, 1 skipped, 1 error" in done.stdout
+    assert "9 failed, 3 passed, 1 skipped, 3 xfailed, 1 error" in done.stdout
     shown = [line for line in section(done.stdout, "test_fails") if not line.startswith("[gw")]
     assert shown == [
         "The cache grows.",
@@ -221,6 +256,7 @@ def test_every_way_to_end_is_told_the_same_with_workers_and_without(
     text = (pytester.path / "j.xml").read_text()
     assert '<property name="validator.slope" value="0.125" />' in text
     assert '<property name="validator.rank" value="3" />' in text
+    assert text.count('<property name="validator.ending" value="expected_failure" />') == 2
 
 
 def test_a_subtest_may_compare_nothing_where_its_test_does(pytester: pytest.Pytester) -> None:
@@ -249,12 +285,12 @@ def test_a_subtest_may_compare_nothing_where_its_test_does(pytester: pytest.Pyte
     [
         ("", "--validator-nproc=two", "--validator-nproc is 'two'; it must be a whole number, 1 or more"),
         ("", "--validator-card-counts=1,1", "--validator-card-counts is '1,1'; it must be different numbers"),
-        ("nproc = 0", "-q", "nproc in [tool.validator] of "),
-        ("nprocs = 2", "-q", "Do you mean nproc?"),
+        ("nproc = 0", "--validator-target=port.py", "nproc in [tool.validator] of "),
+        ("nprocs = 2", "--validator-update-baselines", "Do you mean nproc?"),
     ],
     ids=["number", "list", "config", "key"],
 )
-def test_a_bad_setting_is_one_message_before_any_test(
+def test_a_bad_setting_of_a_run_with_our_options_is_one_message_before_any_test(
     pytester: pytest.Pytester, config: str, option: str, message: str
 ) -> None:
     pytester.makepyfile(test_light="def test_a(): ...")
@@ -265,6 +301,43 @@ def test_a_bad_setting_is_one_message_before_any_test(
     (line,) = done.stderr.split("\n\n")[0].splitlines()
     assert line.startswith("ERROR: ")
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"[tool.validator]\nthreshold = 3\n", "no such setting: threshold in [tool.validator] of "),
+        (b"# validator \xe9\n", None),
+        (b"[tool.validator]\nname = {{ name }}\n", None),
+    ],
+    ids=["other-tool", "latin-1", "template"],
+)
+def test_a_file_above_the_root_stops_no_run_and_only_its_table_concerns_tests_of_ports(
+    pytester: pytest.Pytester, config: bytes, message: str | None
+) -> None:
+    (pytester.path / "pyproject.toml").write_bytes(config)
+    root = pytester.mkdir("root")
+    (root / "pytest.ini").write_text("[pytest]\n")
+    (root / "test_light.py").write_text(OURS_AND_NOT)
+    done = run_pytest(root)
+    assert done.stderr == ""
+    if message is None:
+        assert "2 passed" in done.stdout
+    else:
+        assert "1 passed, 1 error" in done.stdout
+        assert f"test_light.py::test_ours: could not run: {message}" in " ".join(done.stdout.split())
+        assert "Traceback" not in done.stdout
+
+
+def test_a_file_of_the_root_that_is_wrong_is_told_by_the_test_that_needs_it(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyprojecttoml("[tool.validator]\nnproc = 0\n")
+    pytester.makepyfile(test_light=OURS_AND_NOT)
+    done = run_pytest(pytester.path)
+    assert "1 passed, 1 error" in done.stdout
+    text = " ".join(line.strip() for line in section(done.stdout, "validator"))
+    assert "test_ours: could not run: nproc in [tool.validator] of " in text
 
 
 def test_markers_and_targets_that_are_wrong_are_messages_of_their_tests(pytester: pytest.Pytester) -> None:
@@ -289,7 +362,7 @@ def test_markers_and_targets_that_are_wrong_are_messages_of_their_tests(pytester
     done = run_pytest(pytester.path)
     text = " ".join(line.strip() for line in section(done.stdout, "validator"))
     for message in (
-        "test_no_target: could not run: no target is named, so there is nothing to test. Give --validator-t",
+        "test_no_target: could not run: no target is named, so there is nothing to test. Give --target ",
         "test_missing: could not run: no such target: 'nothing.py'",
         "has 'port.py' without a name; write target='port.py'",
         "nproc in @pytest.mark.validator of test_wrong.py::test_value is 0; it must be a whole number",

@@ -21,7 +21,7 @@ def run(*args: str | Path) -> Any:
 
 
 def ended(*endings: Ending, code: int = 0) -> Summary:
-    answers = tuple(Answer(id="t", asked="Does it hold?", ending=ending) for ending in endings)
+    answers = tuple(Answer(id="t", asked="Does it hold?", ending=ending, compared=1) for ending in endings)
     return Summary(
         settings=Settings(target="port.py"),
         suites=(Suite(name="alignment", path="", answers=answers),),
@@ -145,6 +145,17 @@ def test_no_result_takes_the_place_of_a_suite(runs: Runs, tmp_path: Path, option
 def test_a_pytest_that_breaks_inside_is_a_bug_and_no_verdict(runs: Runs) -> None:
     runs.work = lambda: ended(Ending.PASSED, code=3)
     assert run("run", "test_port.py").exit_code == 70
+
+
+def test_run_of_a_suite_that_ships_without_a_target_says_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("run", "alignment")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        "error: no target is named, so there is nothing to test. Give --target FILE, "
+    )
 
 
 def test_run_without_a_suite_says_what_to_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

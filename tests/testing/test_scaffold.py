@@ -19,6 +19,29 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_installed"),
+    [
+        ("pyproject.toml", '[project]\nname = "x"\n', True),
+        ("pyproject.toml", '[build-system]\nrequires = ["x"]\n', True),
+        ("setup.py", "", True),
+        ("pyproject.toml", "[tool.ruff]\n", False),
+        ("README.md", "", False),
+    ],
+    ids=["project", "build-system", "setup", "tools", "none"],
+)
+def test_the_job_installs_the_repositorys_own_package_where_there_is_one(
+    tmp_path: Path, name: str, text: str, is_installed: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    scaffold(tmp_path)
+    job = yaml.safe_load((tmp_path / FILES["validator.yml"]).read_text())
+    (install,) = [step["run"] for step in job["jobs"]["port"]["steps"] if step.get("name") == "Install"]
+    first, second = install.strip().splitlines()
+    assert first == 'python -m pip install "accuracy-validator[hf]"'
+    assert second.startswith("python -m pip install . " if is_installed else "# python -m pip install . ")
+
+
 def test_an_empty_folder_gets_all_files(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "repo"
     written = scaffold(folder)

@@ -102,6 +102,21 @@ def test_the_nearest_config_with_a_table_of_ours_counts(tmp_path: Path) -> None:
     assert config_file(inner) == own
 
 
+@pytest.mark.parametrize("text", [b"# validator \xe9\n", b"[tool.validator\n"], ids=["latin-1", "toml"])
+def test_a_broken_file_above_the_projects_own_is_passed_over(tmp_path: Path, text: bytes) -> None:
+    outer = write(tmp_path, "[tool.validator]\nnproc = 2\n")
+    middle, inner = tmp_path / "middle", tmp_path / "middle" / "inner"
+    inner.mkdir(parents=True)
+    (middle / "pyproject.toml").write_bytes(text)
+    with pytest.raises(UsageError, match="can't be read"):
+        config_file(inner)  # the project's own, seen from a folder of it
+    assert config_file(inner, is_root=True) == outer
+    with pytest.raises(UsageError, match="can't be read"):
+        config_file(middle, is_root=True)
+    write(inner, "[tool.ruff]\n")
+    assert config_file(inner) == outer
+
+
 def test_a_broken_config_is_a_mistake_only_where_it_speaks_of_us(tmp_path: Path) -> None:
     write(tmp_path, "[tool.other\n")
     assert config_file(tmp_path) is None

@@ -81,6 +81,10 @@ def test_every_way_to_end_comes_back(here: Path) -> None:
         "test_not_ours": Ending.FAILED,
         "test_nothing_heavy_was_needed": Ending.PASSED,
         "test_looks_at_nothing": Ending.COULD_NOT_RUN,
+        "test_only_measures": Ending.COULD_NOT_RUN,
+        "test_known": Ending.EXPECTED_FAILURE,
+        "test_known_to_crash": Ending.EXPECTED_FAILURE,
+        "test_known_and_not_run": Ending.EXPECTED_FAILURE,
     }
     by_name = {answer.id.partition("::")[2]: answer for answer in suite.answers}
     fails = by_name["test_fails"]
@@ -94,6 +98,10 @@ def test_every_way_to_end_comes_back(here: Path) -> None:
     assert by_name["test_looks_at_nothing"].message.startswith(
         "it passed, but compared nothing: call check()"
     )
+    known = by_name["test_known"]
+    assert (known.message, known.module) == ("issue 12: The cache holds the wrong keys.", "model.layers.1")
+    assert by_name["test_known_to_crash"].message == "RuntimeError: planted"
+    assert by_name["test_known_and_not_run"].message == "[NOTRUN] issue 13"
     assert by_name["test_broken_when_taken_down"].message == "it can't be ended"
     assert [answer.id for answer in single.answers] == ["test_light.py::test_passes"]
     assert summary.exit_code == 1
@@ -119,13 +127,13 @@ def test_options_for_pytest_from_the_environment_change_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing_at_all --maxfail=1")
-    (here / "test_a.py").write_text("def test_a(validation):\n    validation.figure('x', 1)\n")
+    (here / "test_a.py").write_text("def test_a(validation):\n    validation.require(True, 'x')\n")
     assert run("test_a.py").sentence == "The port holds: 1 test passed."
 
 
 def test_a_pytest_that_dies_names_the_test_that_ran(here: Path) -> None:
     (here / "test_a.py").write_text(
-        "import os\n\n\ndef test_a(validation):\n    validation.figure('x', 1)\n\n\n"
+        "import os\n\n\ndef test_a(validation):\n    validation.require(True, 'x')\n\n\n"
         "def test_b():\n    os._exit(-9 & 0xFF)\n"
     )
     summary = run("test_a.py")
@@ -156,6 +164,65 @@ def test_a_bad_option_is_found_before_anything_runs(here: Path) -> None:
         run("test_a.py", card_counts="x")
     with pytest.raises(TargetError, match=r"no such target: 'nowhere.py'"):
         run("test_a.py", target="nowhere.py")
+
+
+KNOWN = """
+import pytest
+
+
+def test_it_holds(validation):
+    validation.require(True, "it holds")
+
+
+@pytest.mark.xfail
+def test_the_cache(validation):
+    validation.fail("the cache holds the wrong keys", module="model.layers.1", rank=2)
+
+
+@pytest.mark.xfail
+def test_plain():
+    raise RuntimeError("planted")
+"""
+
+
+def test_a_known_fault_is_an_expected_failure_and_the_sentence_names_it(here: Path) -> None:
+    (here / "test_a.py").write_text(KNOWN)
+    summary = run("test_a.py")
+    _, cache, plain = summary.answers
+    assert (cache.ending, cache.message, cache.rank) == (
+        Ending.EXPECTED_FAILURE,
+        "the cache holds the wrong keys",
+        2,
+    )
+    assert (plain.ending, plain.message) == (Ending.EXPECTED_FAILURE, "RuntimeError: planted")
+    assert summary.exit_code == 0
+    assert summary.sentence == (
+        "The port holds but for 2 expected failures, first 'the cache' at model.layers.1, rank 2: 1 test "
+        "passed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("def test_a():\n    assert True\n", "the suite test_a.py compared nothing"),
+        ("def test_a(validation):\n    validation.figure('x', float('nan'))\n", "a: it passed, but compared"),
+    ],
+    ids=["plain", "figure"],
+)
+def test_a_suite_that_compared_nothing_is_no_answer(here: Path, test: str, reason: str) -> None:
+    (here / "test_a.py").write_text(test)
+    summary = run("test_a.py")
+    assert summary.exit_code == 2
+    assert summary.sentence.startswith(f"No answer: {reason}")
+
+
+@pytest.mark.parametrize("name", ["alignment", "long-context", "determinism::test_a"])
+def test_a_suite_that_ships_is_refused_at_once_without_a_target(here: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"no target is named.* Give --target FILE, in pytest --validator-t"):
+        run(name)
+    with pytest.raises(UsageError, match="no target is named"):
+        run(str(find_suite("alignment")))
 
 
 def test_what_a_test_asks_of_several_parameters_is_told_apart(here: Path) -> None:

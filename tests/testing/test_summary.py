@@ -73,6 +73,17 @@ def test_markdown_has_a_row_a_test_under_the_verdict() -> None:
     )
 
 
+def test_an_expected_failure_is_a_row_of_its_own_and_never_not_applicable() -> None:
+    known = Answer(
+        id="d", asked="Is the cache right?", ending=Ending.EXPECTED_FAILURE, message="wrong keys", compared=1
+    )
+    run = summary((ANSWERS[0], known))
+    (row,) = [line for line in screen(run).splitlines() if line.startswith("Is the cache right?")]
+    assert row.split("  ")[-1] == "wrong keys"
+    assert " expected failure " in row
+    assert "| Is the cache right? | expected failure | wrong keys |" in summary_markdown(run)
+
+
 def test_a_suite_of_no_test_says_so() -> None:
     assert "no test ran" in screen(summary(()))
 

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -72,8 +73,10 @@ def test_of_integers_every_bit_counts() -> None:
         (torch.ones(2), torch.ones(3), r"ref has the shape \[2\] and cand \[3\]"),
         (torch.ones(0), torch.ones(0), "there is nothing to compare"),
         (torch.ones(2), torch.arange(2), "ref is float32 and cand int64"),
+        (torch.ones(2), torch.ones(2, device="meta"), "cand is on the meta device and holds no values"),
+        (torch.ones(2).to_sparse(), torch.ones(2), "ref is sparse"),
     ],
-    ids=["shape", "empty", "kind"],
+    ids=["shape", "empty", "kind", "meta", "sparse"],
 )
 def test_what_can_not_be_compared_is_refused(ref: Tensor, cand: Tensor, message: str) -> None:
     with pytest.raises(ComparisonError, match=message):
@@ -83,3 +86,14 @@ def test_what_can_not_be_compared_is_refused(ref: Tensor, cand: Tensor, message:
 def test_less_than_rounding_can_not_be_asked_for() -> None:
     with pytest.raises(UsageError, match=r"max_ulp is 0\.25; rounding alone makes 0\.5"):
         difference(torch.ones(1), torch.ones(1), max_ulp=0.25)
+
+
+@pytest.mark.parametrize("max_ulp", ["1", math.inf, True, None], ids=repr)
+def test_a_limit_that_is_no_finite_number_is_refused(max_ulp: Any) -> None:
+    with pytest.raises(UsageError, match=r"max_ulp is .*; it must be a finite number"):
+        difference(torch.ones(1), torch.ones(1), max_ulp=max_ulp)
+
+
+def test_a_limit_that_is_no_number_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="max_ulp is nan"):
+        difference(torch.ones(1), torch.ones(1), max_ulp=math.nan)

@@ -85,6 +85,32 @@ def test_inputs_that_can_not_be_sent_to_ranks_are_named(tmp_path: Path) -> None:
         port.check(inputs={"input_ids": torch.zeros(1, 2, dtype=torch.long), "cache": Record(asked="")})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nprocs": 2}, r"check\(\) has no option 'nprocs'\. Do you mean nproc\? There are nproc, device, "),
+        ({"source": "port.py"}, r"check\(\) has no option 'source'"),
+        ({"nproc": "two"}, r"nproc of check\(\) is 'two'; it must be a whole number, 1 or more"),
+        ({"dtype": torch.bfloat16}, r"dtype of check\(\) is torch.bfloat16; it must be a text"),
+        ({"timeout_s": "5"}, r"timeout_s of check\(\) is '5'; it must be a number of seconds above 0"),
+        ({"include": 3}, r"include of check\(\) is 3; it must be globs"),
+        ({"level": 3}, r"level of check\(\) is 3; it must be a text"),
+        ({"inputs": [1]}, r"inputs of check\(\) is list; it must be a dict"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_option_that_is_not_one_or_not_legal_is_named(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        validation(tmp_path, target=str(write_port(tmp_path))).check(**options)
+
+
+def test_options_of_a_baseline_are_those_of_its_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"baseline\(\) has no option 'dtypes'\. Do you mean dtype\?"):
+        validation(tmp_path, target="port.py").baseline("small", dtypes="bfloat16")
+
+
 def test_without_a_target_the_message_says_how_to_name_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no target is named.*--validator-target.*validator init"):
         validation(tmp_path).check()
@@ -232,6 +258,27 @@ def test_a_report_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     port = validation(tmp_path, reports=tmp_path / "reports")
     with pytest.raises(UsageError, match="can't be written"):
         port._write(_Result())
+
+
+@pytest.mark.parametrize("faulty", [True, False], ids=["faulty", "healthy"])
+def test_a_report_that_can_not_be_written_hides_no_divergence(tmp_path: Path, faulty: bool) -> None:
+    (tmp_path / "reports").touch()
+    target = str(write_port(tmp_path, FAULTY if faulty else ""))
+    port = validation(tmp_path, target=target, reports=tmp_path / "reports")
+    if not faulty:
+        with pytest.raises(UsageError, match=r"the report .* can't be written"):
+            port.check()
+    else:
+        with pytest.raises(PortFailure) as raised:
+            port.check()
+        assert raised.value.failure.ending is Ending.FAILED
+        headline, beside = raised.value.failure.message.splitlines()
+        assert headline.startswith("divergent: first at ")
+        assert beside.startswith("report not written: the report '")
+        assert str(raised.value).startswith(headline)
+        assert "\nreport not written: the report" in str(raised.value)
+    (checked,) = record(port).checks
+    assert (checked.verdict, checked.report) == ("divergent" if faulty else "aligned", None)
 
 
 class _Result:

@@ -20,6 +20,8 @@ _PYTEST_SAID = {
     4: "pytest could not start, or found no test of a name that was given",
     5: "there is no test to run",
 }
+# How tests end that speak neither for the port nor against it.
+_NO_ANSWER = (Ending.EXPECTED_FAILURE, Ending.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Answer:
         evidence: figures behind a failure, by name.
         figures: those that it told.
         checks: comparisons with a verdict that it made.
+        compared: how many comparisons it made.
         duration_s: how long it took.
     """
 
@@ -48,7 +51,13 @@ class Answer:
     evidence: Mapping[str, float | int | str] = field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
     checks: tuple[Checked, ...] = ()
+    compared: int = 0
     duration_s: float = 0.0
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it bears on the verdict: it compared something, or did not pass."""
+        return self.compared > 0 or self.ending not in (Ending.PASSED, *_NO_ANSWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class Suite:
     @property
     def compared_nothing(self) -> bool:
         """Whether none of its tests looked at the port."""
-        return all(answer.ending is Ending.NOT_APPLICABLE for answer in self.answers)
+        return not any(answer.says_something for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +114,21 @@ class Summary:
         """Why the suites can't say that the port holds, whatever the other tests said."""
         broken = [f"{a.asked.rstrip('.')}: {a.message}" for a in self._ended(Ending.COULD_NOT_RUN)]
         empty = [f"the suite {s.name} compared nothing" for s in self.suites if s.compared_nothing]
+        others = [answer for answer in self.answers if answer.ending is not Ending.EXPECTED_FAILURE]
+        if not empty and not any(answer.says_something for answer in others):
+            empty = ["nothing was compared but what was expected to fail"]
         return (*self.errors, *self._pytest_said(), *broken, *empty)
 
     @property
     def sentence(self) -> str:
         """The verdict in a sentence."""
         failed, undecided = self._ended(Ending.FAILED), self._ended(Ending.INCONCLUSIVE)
-        judged = [a for a in self.answers if a.ending is not Ending.NOT_APPLICABLE]
-        left_out = len(self.answers) - len(judged)
-        beside = f" ({left_out} not applicable)" if left_out else ""
+        judged = [a for a in self.answers if a.ending not in _NO_ANSWER]
+        beside = self._beside(*_NO_ANSWER)
         if self.verdict is Ending.FAILED:
-            where = _place(failed[0])
             return (
                 f"The port does not hold: {len(failed)} of {_tests(len(judged))} failed{beside}, first "
-                f"{failed[0].asked.rstrip('.')!r}{where}."
+                f"{_named(failed[0])}."
             )
         if self.verdict is Ending.COULD_NOT_RUN:
             reasons = self.why_no_answer
@@ -129,7 +139,13 @@ class Summary:
                 f"Undecided: {len(undecided)} of {_tests(len(judged))} saw too little to tell{beside}, first "
                 f"{undecided[0].asked.rstrip('.')!r}; the others passed."
             )
-        return f"The port holds: {_tests(len(judged))} passed{beside}."
+        expected = self._ended(Ending.EXPECTED_FAILURE)
+        held = f"{_tests(len(judged))} passed{self._beside(Ending.NOT_APPLICABLE)}"
+        if not expected:
+            return f"The port holds: {held}."
+        known = _counted(len(expected), Ending.EXPECTED_FAILURE)
+        first = "" if len(expected) == 1 else "first "
+        return f"The port holds but for {known}, {first}{_named(expected[0])}: {held}."
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of schema 1 (`validator/testing/run_schema.json`)."""
@@ -156,6 +172,12 @@ class Summary:
     def _ended(self, ending: Ending) -> list[Answer]:
         return [answer for answer in self.answers if answer.ending is ending]
 
+    def _beside(self, *endings: Ending) -> str:
+        """Return how many tests ended so, in brackets; nothing where none did."""
+        numbers = {ending: len(self._ended(ending)) for ending in endings}
+        told = [_counted(number, ending) for ending, number in numbers.items() if number]
+        return f" ({', '.join(told)})" if told else ""
+
     def _pytest_said(self) -> list[str]:
         code = self.exit_code_of_pytest
         if code in (0, 1) or (self.errors and code not in (3, 4, 5)):
@@ -170,9 +192,15 @@ def run_schema() -> dict[str, Any]:
     return loaded
 
 
-def _place(answer: Answer) -> str:
+def _named(answer: Answer) -> str:
+    """Return what a test asks, in quotes, and whom it blames."""
     module = "" if answer.module is None else f" at {answer.module or 'the model itself'}"
-    return module + ("" if answer.rank is None else f", rank {answer.rank}")
+    rank = "" if answer.rank is None else f", rank {answer.rank}"
+    return f"{answer.asked.rstrip('.')!r}{module}{rank}"
+
+
+def _counted(number: int, ending: Ending) -> str:
+    return f"{number} {ending.words}{'s' if ending is Ending.EXPECTED_FAILURE and number > 1 else ''}"
 
 
 def _tests(number: int) -> str:

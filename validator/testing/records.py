@@ -20,6 +20,7 @@ class Ending(StrEnum):
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
     COULD_NOT_RUN = "could_not_run"
+    EXPECTED_FAILURE = "expected_failure"
     NOT_APPLICABLE = "not_applicable"
 
     @property
@@ -38,6 +39,7 @@ _STYLES = {
     Ending.FAILED: "bold red",
     Ending.INCONCLUSIVE: "magenta",
     Ending.COULD_NOT_RUN: "yellow",
+    Ending.EXPECTED_FAILURE: "red",
     Ending.NOT_APPLICABLE: "dim",
 }
 
@@ -86,7 +88,7 @@ class Failure:
     """Why a test did not pass.
 
     Attributes:
-        ending: `FAILED`, `INCONCLUSIVE` or `COULD_NOT_RUN`.
+        ending: `FAILED`, `INCONCLUSIVE` or `COULD_NOT_RUN`, also where the failure was expected.
         message: one or a few sentences.
         module: the module to blame, or None.
         rank: the rank to blame, or None.
@@ -108,7 +110,7 @@ class Record:
         asked: what it asks of a port, in plain words: the first line of its docstring, else its name.
         settings: what it ran with, in one line.
         judges: whether it holds the fixture that compares, so that it has to compare something.
-        compared: how many comparisons it made, figures included.
+        compared: how many comparisons it made; a figure is none.
         checks: those that have a verdict.
         figures: in the order in which they were told.
         failure: why it did not pass, where it said so itself.
@@ -121,11 +123,6 @@ class Record:
     checks: list[Checked] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     failure: Failure | None = None
-
-    def tell(self, figure: Figure) -> None:
-        """Add a figure; it counts as something compared."""
-        self.compared += 1
-        self.figures.append(figure)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain values."""

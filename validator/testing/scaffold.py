@@ -24,6 +24,8 @@ FILES = {
     "validator.yml": ".github/workflows/validator.yml",
 }
 _CONFIG = "pyproject.toml"
+_JOB = "validator.yml"
+_INSTALL = "python -m pip install ."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ def scaffold(folder: Path, *, force: bool = False) -> tuple[Written, ...]:
     texts = {_CONFIG: config} if config is not None else {}
     for name, path in FILES.items():
         written.append(Written(path=path, how="replaced" if path in there else "made"))
-        texts[path] = _template(name)
+        texts[path] = _job(folder) if name == _JOB else _template(name)
     _write(folder, texts)
     return tuple(written)
 
@@ -141,6 +143,15 @@ def _config(path: Path) -> tuple[str | None, str]:
             f'inline; add `validator = {{target = "port.py"}}` to it. Nothing was written'
         )
     return new, "added to"
+
+
+def _job(folder: Path) -> str:
+    """Return the job of the CI, which installs the repository's own package where there is one."""
+    config = folder / _CONFIG
+    tables = tomllib.loads(config.read_bytes().decode()) if config.exists() else {}
+    is_package = not tables.keys().isdisjoint(("project", "build-system")) or (folder / "setup.py").exists()
+    text = _template(_JOB)
+    return text.replace(f"# {_INSTALL}", _INSTALL) if is_package else text
 
 
 def _template(name: str) -> str:

@@ -17,7 +17,8 @@ __all__ = ["attach", "ending_of", "message_of", "record_of", "require_compared",
 
 _KEY = "validator_record"
 _NOTHING_COMPARED = (
-    "it passed, but compared nothing: call check(), assert_aligned(), require() or figure() of `validation`"
+    "it passed, but compared nothing: call check(), baseline(), assert_aligned() or require() of "
+    "`validation`; a figure alone judges nothing"
 )
 
 
@@ -30,7 +31,7 @@ def attach(report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[N
         path, line, _ = item.reportinfo()
         report.longrepr = (str(path), (line or 0) + 1, report.longrepr[2])
     error = None if call.excinfo is None else call.excinfo.value
-    if report.failed and error is not None:
+    if error is not None and (report.failed or _was_expected(report)):
         if isinstance(error, ValidatorError):
             error = PortFailure(Failure(ending=Ending.COULD_NOT_RUN, message=str(error)))
         if isinstance(error, PortFailure):
@@ -64,12 +65,11 @@ def message_of(report: Any) -> str:
     failure = (record_of(report) or {}).get("failure")
     if report.passed:
         return ""
-    if failure is not None:
-        return str(failure["message"])
-    if report.skipped:
-        reason = getattr(report, "wasxfail", None) or report.longrepr
-        return str(reason[2] if isinstance(reason, tuple | list) else reason).removeprefix("Skipped: ")
-    return str(report.longreprtext).strip().rpartition("\n")[2]
+    if report.skipped and isinstance(report.longrepr, tuple | list):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    message = _what_broke(report) if failure is None else str(failure["message"])
+    reason = str(report.wasxfail).removeprefix("reason: ") if _was_expected(report) else ""
+    return message if reason in message else f"{reason}: {message}"
 
 
 def ending_of(report: Any) -> Ending:
@@ -77,7 +77,7 @@ def ending_of(report: Any) -> Ending:
     if report.passed:
         return Ending.PASSED
     if report.skipped:
-        return Ending.NOT_APPLICABLE
+        return Ending.EXPECTED_FAILURE if _was_expected(report) else Ending.NOT_APPLICABLE
     failure = (record_of(report) or {}).get("failure")
     if failure is not None:
         return Ending(failure["ending"])
@@ -107,6 +107,20 @@ def _ended(report: Any) -> str:
     ending, message = ending_of(report), message_of(report).partition("\n")[0]
     words = "" if ending is Ending.FAILED and message else ending.words
     return ": ".join(filter(None, (words, message)))
+
+
+def _was_expected(report: Any) -> bool:
+    """Return whether a test failed as its marker `xfail` says it does."""
+    return bool(report.skipped) and hasattr(report, "wasxfail")
+
+
+def _what_broke(report: Any) -> str:
+    """Return the first line of the error of a test without a record, or the last of what pytest shows."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return str(report.longreprtext).strip().rpartition("\n")[2]
+    # pytest.xfail(), and a test that isn't to be run, raise this.
+    return str(crash.message).partition("\n")[0].rpartition("XFailed: ")[2]
 
 
 def _first_line(error: BaseException) -> str:

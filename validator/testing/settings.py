@@ -14,7 +14,12 @@ from typing import Any
 
 from validator.errors import UsageError
 
-__all__ = ["KEYS", "Settings", "config_file", "configured", "read_settings"]
+__all__ = ["KEYS", "NO_TARGET", "Settings", "config_file", "configured", "read_settings"]
+
+NO_TARGET = (
+    "no target is named, so there is nothing to test. Give --target FILE, in pytest --validator-target=FILE, "
+    'or write `target = "port.py"` under [tool.validator] in pyproject.toml; `validator init` makes both'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +101,17 @@ def read_settings(
     return replace(base, **found)
 
 
-def configured(folder: Path) -> Settings:
-    """Return what `[tool.validator]` of the nearest `pyproject.toml` says, searched upwards from `folder`."""
-    path = config_file(folder)
+def configured(folder: Path, *, is_root: bool = False) -> Settings:
+    """Return what `[tool.validator]` of the nearest `pyproject.toml` says, searched upwards from `folder`.
+
+    Args:
+        folder: where to begin.
+        is_root: as of `config_file`.
+
+    Raises:
+        UsageError: the file can't be read, or what it says is not legal.
+    """
+    path = config_file(folder, is_root=is_root)
     if path is None:
         return Settings(baselines=_path("baselines", "baselines", folder))
     table = _table(path)
@@ -111,16 +124,31 @@ def configured(folder: Path) -> Settings:
     )
 
 
-def config_file(folder: Path) -> Path | None:
+def config_file(folder: Path, *, is_root: bool = False) -> Path | None:
     """Return the nearest `pyproject.toml` with a table `[tool.validator]`, searched upwards, or None.
 
+    The nearest one of all is the project's own. Those above it may be anybody's, and are passed over where
+    they can't be read.
+
+    Args:
+        folder: where to begin.
+        is_root: whether this is the project's root, so that no file above it is its own.
+
     Raises:
-        UsageError: one of those on the way can't be read.
+        UsageError: the project's own can't be read.
     """
+    is_own = True
     for base in (folder, *folder.parents):
         path = base / "pyproject.toml"
-        if path.is_file() and _table(path) is not None:
-            return path
+        if path.is_file():
+            try:
+                if _table(path) is not None:
+                    return path
+            except UsageError:
+                if is_own:
+                    raise
+            is_own = False
+        is_own = is_own and not is_root
     return None
 
 

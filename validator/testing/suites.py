@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from validator.content import find_suite
+from validator.content import find_suite, suite_names
 from validator.errors import UsageError
 from validator.testing.answers import Answer, Suite, Summary
 from validator.testing.recorder import read_records, running
 from validator.testing.records import Checked, Ending, Figure
 from validator.testing.runnable import require_runnable
-from validator.testing.settings import config_file, configured, read_settings
+from validator.testing.settings import NO_TARGET, Settings, config_file, configured, read_settings
 
 __all__ = ["run_suites", "suite_path"]
 
@@ -46,6 +46,7 @@ def run_suites(names: Sequence[str], *, options: dict[str, Any], junit: Path | N
     settings = read_settings(
         configured(here), options, name=lambda key: f"--{key.replace('_', '-')}", folder=here
     )
+    _require_target(settings, found)
     require_runnable(settings)
     with tempfile.TemporaryDirectory(prefix="validator-run-") as scratch:
         records = Path(scratch) / "records.jsonl"
@@ -79,6 +80,13 @@ def suite_path(name: str) -> tuple[Path, str]:
     if where.is_file() and where.suffix != ".py":
         raise UsageError(f"{path!r} is no suite: give a Python file of tests, or a folder of such")
     return where, colons + test
+
+
+def _require_target(settings: Settings, found: list[tuple[Path, str]]) -> None:
+    """Refuse a suite that ships where there is no target, which each of its tests needs."""
+    shipped = {find_suite(name) for name in suite_names()}
+    if settings.target is None and any(path in shipped for path, _ in found):
+        raise UsageError(NO_TARGET)
 
 
 def _command(
@@ -135,5 +143,6 @@ def _answer(line: dict[str, Any]) -> Answer:
         evidence=failure.get("evidence", {}),
         figures=tuple(Figure(**figure) for figure in record.get("figures", ())),
         checks=tuple(Checked(**checked) for checked in record.get("checks", ())),
+        compared=record.get("compared", 0),
         duration_s=line["duration_s"],
     )

@@ -22,16 +22,20 @@ def difference_text(*, ref: Tensor, cand: Tensor, max_ulp: float) -> str | None:
     Args:
         ref: `[*]` reference, a floating format; for integers and booleans every bit counts.
         cand: `[*]` candidate, of the same kind.
-        max_ulp: how far an element may be from the reference, in ulp of the candidate's format, 0.5 or more.
+        max_ulp: how far an element may be from the reference, in ulp of the candidate's format; finite, 0.5
+            or more.
 
     Returns:
         The headline and figures, or None. NaN explains NaN, and infinity an infinity of the same sign, or a
         reference that rounds to it.
 
     Raises:
-        ComparisonError: shapes or kinds differ, or there is no element to compare.
-        UsageError: `max_ulp` is under 0.5, which no format can keep.
+        ComparisonError: shapes or kinds differ, there is no element to compare, or one is sparse or holds no
+            values.
+        UsageError: `max_ulp` is no finite number, or under 0.5, which no format can keep.
     """
+    if not isinstance(max_ulp, int | float) or isinstance(max_ulp, bool) or max_ulp == math.inf:
+        raise UsageError(f"max_ulp is {max_ulp!r}; it must be a finite number, 0.5 or more")
     if not max_ulp >= 0.5:
         raise UsageError(f"max_ulp is {max_ulp!r}; rounding alone makes 0.5")
     if ref.shape != cand.shape:
@@ -40,6 +44,10 @@ def difference_text(*, ref: Tensor, cand: Tensor, max_ulp: float) -> str | None:
         raise ComparisonError(f"ref and cand have the shape {list(ref.shape)}: there is nothing to compare")
     if ref.is_floating_point() != cand.is_floating_point() or ref.is_complex() or cand.is_complex():
         raise ComparisonError(f"ref is {_dtype(ref)} and cand {_dtype(cand)}: they can't be compared")
+    for name, tensor in (("ref", ref), ("cand", cand)):
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            what = "is on the meta device and holds no values" if tensor.is_meta else "is sparse"
+            raise ComparisonError(f"{name} {what}: give a dense tensor with values")
     ref, cand = ref.detach().cpu(), cand.detach().cpu()
     if not cand.is_floating_point():
         outside = ref != cand

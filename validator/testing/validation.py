@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import pytest
 
 from validator.errors import UsageError, ValidatorError
+from validator.testing.arguments import read_arguments
 from validator.testing.failures import PortFailure
+from validator.testing.lines import wrapped
 from validator.testing.records import Checked, Ending, Failure, Figure, Record, plain
-from validator.testing.settings import Settings
+from validator.testing.settings import NO_TARGET, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,8 +77,11 @@ class Validation:
         from validator.pretrained import without_loading_bars
 
         source = self._source(target)
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise UsageError(f"inputs of check() is {type(inputs).__name__}; it must be a dict")
+        own = read_arguments("check", check_target, options, besides=("inputs",))
         with without_loading_bars():
-            result = check_target(source, inputs=inputs, **{**self.settings.options, **options})
+            result = check_target(source, inputs=inputs, **{**self.settings.options, **own})
         return self._judged(result, source)
 
     def baseline(
@@ -110,7 +115,8 @@ class Validation:
         from validator.pretrained import without_loading_bars
 
         source = self._source(target)
-        run = RunOptions(**{**self.settings.options, **options})
+        own = read_arguments("baseline", RunOptions, options)
+        run = RunOptions(**{**self.settings.options, **own})
         folder = self.settings.baselines
         with without_loading_bars():
             try:
@@ -204,7 +210,7 @@ class Validation:
         error: float | None = None,
         samples: Sequence[float] = (),
     ) -> None:
-        """Keep a figure of this test for the terminal, the JUnit file and the summary; judge nothing.
+        """Keep a figure of this test for the terminal, the JUnit file and the summary; it is no comparison.
 
         Args:
             name: told apart from the test's other figures.
@@ -215,7 +221,7 @@ class Validation:
             samples: the measurements that it sums up; a baseline tells by them what chance explains.
         """
         held = None if limit is None else plain(limit)
-        self._record.tell(
+        self._record.figures.append(
             Figure(
                 name=name,
                 value=plain(value),
@@ -343,9 +349,17 @@ class Validation:
         return self.settings.target
 
     def _judged(self, result: "Result", source: str) -> "Result":
-        """Keep a result, write its report, and fail the test unless it is aligned."""
+        """Keep a result, write its report, and fail the test unless it is aligned.
+
+        A report that can't be written hides no verdict but the aligned one.
+        """
         from validator.testing.finding_text import failure_text
 
+        report, unwritten = None, None
+        try:
+            report = self._write(result)
+        except UsageError as error:
+            unwritten = error
         first = result.first_divergence or next(iter(result.findings), None)
         checked = Checked(
             verdict=str(result.verdict),
@@ -353,17 +367,23 @@ class Validation:
             target=source,
             module=None if first is None else first.module,
             rank=None if first is None else first.rank,
-            report=self._write(result),
+            report=report,
         )
         self._record.compared += 1
         self._record.checks.append(checked)
         if result.exit_code == 0:
+            if unwritten is not None:
+                raise unwritten
             return result
-        text = failure_text(result.outcome)
-        ending = Ending.FAILED if result.exit_code == 1 else Ending.INCONCLUSIVE
-        raise PortFailure(
-            Failure(ending=ending, message=checked.headline, module=checked.module, rank=checked.rank), text
+        beside = "" if unwritten is None else f"\nreport not written: {unwritten}"
+        failure = Failure(
+            ending=Ending.FAILED if result.exit_code == 1 else Ending.INCONCLUSIVE,
+            message=checked.headline + beside,
+            module=checked.module,
+            rank=checked.rank,
         )
+        shown = "\n".join(line for part in beside.split("\n") for line in wrapped(part)) if beside else ""
+        raise PortFailure(failure, failure_text(result.outcome) + shown)
 
     def _write(self, result: "Result") -> str | None:
         if self.settings.reports is None:
@@ -394,9 +414,3 @@ def _slug(nodeid: str) -> str:
     """Return a file's name that is a test's alone: its path and name, shortened and told apart by a hash."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", nodeid.replace(".py::", "::")).strip("-")
     return f"{words[:_LONGEST_NAME]}-{hashlib.blake2b(nodeid.encode(), digest_size=4).hexdigest()}"
-
-
-NO_TARGET = (
-    "no target is named, so there is nothing to test. Give --validator-target=FILE, or write `target = "
-    '"port.py"` under [tool.validator] in pyproject.toml; `validator init` makes both'
-)
