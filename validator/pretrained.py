@@ -3,16 +3,18 @@
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from validator.errors import UsageError
+from validator.errors import TargetError, UsageError
 
 __all__ = ["config_of", "load", "model_class", "transformers", "without_loading_bars"]
+
+_SHOWN = 3  # names after the first one, in a message
 
 
 def transformers() -> Any:
@@ -55,10 +57,32 @@ def model_class(folder: Path) -> Any:
 
 
 def load(folder: Path, **options: Any) -> nn.Module:
-    """Load a checkpoint's model with `from_pretrained`, from the folder alone."""
+    """Load a checkpoint's model with `from_pretrained`, from the folder alone.
+
+    Raises:
+        TargetError: the checkpoint lacks a weight of the model, or holds it in another shape: transformers
+            would draw it at random.
+    """
     with without_loading_bars():
-        model: nn.Module = model_class(folder).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **options
+        model: nn.Module
+        model, info = model_class(folder).from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    missing, wrong = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
+    if missing:
+        raise TargetError(
+            f"the checkpoint {folder} lacks {_some(missing)}, which transformers would draw at random: save "
+            f"all weights of {type(model).__name__}, or name another class in config.json"
+        )
+    if wrong:
+        shapes = [f"{name} as {list(held)}, not {list(wanted)}" for name, held, wanted in wrong]
+        raise TargetError(
+            f"the checkpoint {folder} holds {_some(shapes)}: its config.json describes another model"
         )
     return model
 
@@ -77,3 +101,9 @@ def without_loading_bars() -> Iterator[None]:
     finally:
         if were_enabled:
             logging.enable_progress_bar()
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *others = names
+    shown, left = others[:_SHOWN], len(others[_SHOWN:])
+    return ", ".join((first, *shown)) + (f" and {left} more" if left else "")

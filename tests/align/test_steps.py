@@ -82,6 +82,20 @@ def test_another_cache_begins_a_generation() -> None:
     assert sizes(capture) == [[4, 3], [5, 2]]
 
 
+@pytest.mark.parametrize("lengths", [[0, 0, 3, 4, 5], [None] * 5], ids=["of known length", "of none"])
+def test_calls_of_generations_that_alternate_go_on_with_their_own_caches(lengths: list[int | None]) -> None:
+    capture = stepped([3, 4, 2, 1, 1], caches=lengths, numbers=[0, 1, 0, 1, 0])
+    assert sizes(capture) == [[3, 2, 1], [4, 1]]
+    first, second = find_generations([capture])
+    assert [[step.calls[0].n for step in found.steps] for found in (first, second)] == [[0, 2, 4], [1, 3]]
+    assert [(step.start, step.stop) for step in second.steps] == [(0, 4), (4, 5)]
+
+
+def test_tokens_that_were_taken_back_while_another_cache_was_used_are_no_one_prefill() -> None:
+    with pytest.raises(NotOnePrefillError, match=r"call 2 .* a cache of 2 tokens, and the calls before"):
+        find_generations([stepped([3, 4, 2], caches=[0, 0, 2], numbers=[0, 1, 0])])
+
+
 def test_positions_that_restart_do_not_hide_that_a_cache_goes_on() -> None:
     capture = stepped([4, 2, 1], positions=True, caches=[0, 4, 6])
     capture = changed(capture, 1, position_ids=tensor_ref(torch.tensor([[0, 1], [0, 1]])))

@@ -102,6 +102,7 @@ def judge(
     *,
     recipe: Recipe | None = None,
     operators: str | None = None,
+    repro: Path | None = None,
 ) -> Result:
     """Capture both sides, the reference on its own steps, and judge the candidate.
 
@@ -111,6 +112,7 @@ def judge(
         run: feeds either.
         recipe: what is declared.
         operators: glob of the candidate's modules whose operators are captured as well.
+        repro: folder for a reproducer.
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = {side: Path(folder) / f"{side}.h5" for side in ("reference", "candidate")}
@@ -127,4 +129,5 @@ def judge(
             mesh=None,
             about={},
             progress=lambda stage, done, total: None,
+            repro=repro,
         )

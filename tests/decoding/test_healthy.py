@@ -16,6 +16,7 @@ CASES: dict[str, tuple[str, Run, dict[str, Any]]] = {
         in_turn(generated(3, batch=3, padding=PADDED), generated(3, batch=3, padding=PADDED[::-1])),
         {"kernel": "sdpa"},
     ),
+    "two generations whose calls alternate": ("llama", generated(3, guidance_scale=1.5), {"kernel": "sdpa"}),
     "static cache with left padding": (
         "llama",
         generated(batch=3, padding=PADDED, cache_implementation="static"),

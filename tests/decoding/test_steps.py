@@ -43,6 +43,30 @@ def test_a_finding_says_the_step_and_its_tokens() -> None:
     assert (found.call, found.step and str(found.step)) == (1, "step 2 of 4")
 
 
+def test_a_fault_is_found_in_both_of_two_generations_whose_calls_alternate() -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    parse("step-kv-scale:layer=1,factor=1.25").plant(candidate)
+    result = judge(reference, candidate, generated(3, guidance_scale=1.5))
+    assert {found.module for found in result.findings} == {"model.layers.1.self_attn"}
+    assert [(found.call, str(found.step)) for found in result.findings] == [
+        (2, "step 2 of 3"),
+        (3, "step 2 of 3"),
+    ]
+
+
+def test_a_reproducer_names_the_call_the_step_and_the_tokens_of_its_finding(tmp_path: Path) -> None:
+    reference, candidate = pair("llama", kernel="sdpa")
+    parse("step-kv-scale:layer=1,factor=1.25").plant(candidate)
+    found = judge(reference, candidate, generated(), repro=tmp_path / "made").findings[0]
+    assert found.step is not None
+    assert (found.call, found.step.start) == (1, 8)
+    text = (tmp_path / "made" / "reproduce.py").read_text()
+    head = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    assert f"{found.check} check, call 1 " in head
+    assert "Step: step 2 of 4, token 8 " in head
+    assert found.summary in head
+
+
 @pytest.mark.parametrize(
     ("fault", "module", "kernel", "op"),
     [

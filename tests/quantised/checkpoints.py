@@ -66,9 +66,9 @@ def encode(weight_NK: Tensor, fmt: str) -> dict[str, Tensor]:
     """Quantise a weight: tensors by the names that the format has for them."""
     rows, columns = weight_NK.shape
     if fmt == "fp8":
-        blocks = weight_NK.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-        scale = blocks.abs().amax((1, 3)) / 448
-        codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(rows, columns)
+        padded = nn.functional.pad(weight_NK, (0, -columns % BLOCK, 0, -rows % BLOCK))
+        scale = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).abs().amax((1, 3)) / 448
+        codes = (weight_NK / _of_blocks(scale, rows, columns)).to(torch.float8_e4m3fn)
         return {"weight": codes, "weight_scale_inv": scale}
     if fmt == "int8":
         scale = (weight_NK.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16)
@@ -110,8 +110,7 @@ class CodedLinear(nn.Module):
     def values(self) -> Tensor:
         own = dict(self.named_parameters())
         if self._format == "fp8":
-            scale = own["weight_scale_inv"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-            return own["weight"].float() * scale
+            return own["weight"].float() * _of_blocks(own["weight_scale_inv"], *own["weight"].shape)
         if self._format == "int8":
             return own["weight"].float() * own["weight_scale"].float()
         if self._format == "packed-int8":
@@ -148,6 +147,11 @@ def port(folder: Path, fmt: str) -> nn.Module:
 
 def _is_quantised(name: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and "layers" in name and not name.endswith(LEFT_DENSE)
+
+
+def _of_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:
+    """Return `[N, K]`, the scale of each code; the last blocks may be shorter than the others."""
+    return scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
 
 
 def _packed(codes: Tensor, bits: int = 4) -> Tensor:

@@ -65,6 +65,19 @@ def test_a_wrong_scale_is_found_where_only_hashes_are_stored(tmp_path: Path, lev
     assert "differs in 32 of 64 rows (32, 33" in first.summary
 
 
+@pytest.mark.parametrize("size", [112, 80], ids=["4 blocks that could be of 28", "3 blocks"])
+def test_the_last_block_s_rows_are_those_that_its_scale_is_for(tmp_path: Path, size: int) -> None:
+    folder = write(tmp_path / "checkpoint", "fp8", intermediate_size=size)
+    candidate, module = port(folder, "fp8"), "model.layers.1.mlp.up_proj"
+    scales(candidate, module).data[-1] *= 1.25
+    capture = hashed(candidate, tmp_path / "candidate.h5", limit_bytes=1024)
+    result = validator.check(reference=streamed(folder), candidate=capture, inputs=inputs())
+    first = result.first_divergence
+    assert first is not None
+    assert (first.module, first.check, first.path) == (module, "parameter", "weight")
+    assert f"differs in 16 of {size} rows ({size - 16}, {size - 15}" in first.summary
+
+
 def test_hashed_codes_are_unchecked_against_a_reference_that_has_none(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint", "int8")
     reference = streamed(folder)

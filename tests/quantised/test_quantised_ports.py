@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import validator
 from tests.quantised.checkpoints import FORMATS, GROUP, CodedLinear, inputs, port, write
+from validator.errors import TargetError
 from validator.numerics.block_formats import MXFP4, BlockScaled, dequantise, unpack_float4
 from validator.numerics.recipes import Recipe
 from validator.quantised.formats import dequantised, quantised_weights
@@ -31,6 +33,36 @@ def test_a_healthy_port_is_aligned(tmp_path: Path, fmt: str) -> None:
     result = validator.check(reference=streamed(folder), candidate=port(folder, fmt), inputs=inputs())
     assert result.verdict == "aligned", str(result)
     assert result.to_json()["checked"]["parameter"] >= len(list(streamed(folder).parameters()))
+
+
+@pytest.mark.parametrize("size", [112, 80], ids=["4 blocks that could be of 28", "3 blocks"])
+def test_last_blocks_may_be_shorter_than_the_others(tmp_path: Path, size: int) -> None:
+    folder = write(tmp_path, "fp8", intermediate_size=size)
+    reference, candidate = streamed(folder), port(folder, "fp8")
+    name = "model.layers.1.mlp.up_proj"
+    module = candidate.get_submodule(name)
+    assert isinstance(module, CodedLinear)
+    assert torch.equal(reference.get_parameter(f"{name}.weight").data, module.values())
+    healthy = validator.check(reference=reference, candidate=candidate, inputs=inputs())
+    assert healthy.verdict == "aligned", str(healthy)
+    assert healthy.to_json()["checked"]["parameter"] >= len(list(reference.parameters()))
+    with torch.no_grad():
+        module.weight_scale_inv[-1] *= 1.25
+    first = validator.check(reference=reference, candidate=candidate, inputs=inputs()).first_divergence
+    assert first is not None
+    assert (first.module, first.check, first.path) == (name, "parameter", "weight")
+
+
+def test_scales_of_no_blocks_end_in_the_error_of_the_library(tmp_path: Path) -> None:
+    folder = write(tmp_path, "fp8")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[f"{name}_scale_inv"] = torch.ones(5, 2)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        TargetError, match=r"up_proj.weight: .*\(96, 64\) not divisible by scale grid \(5, 2\)"
+    ):
+        streamed(folder).get_parameter(name).sum()
 
 
 def test_a_port_with_dequantised_weights_is_aligned(tmp_path: Path) -> None:

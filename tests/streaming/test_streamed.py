@@ -2,13 +2,14 @@
 
 import json
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import validator
@@ -19,6 +20,7 @@ from validator.pretrained import load
 from validator.streaming.deferred import DeferredParameter
 from validator.streaming.models import streamed
 
+FILE = "model.safetensors"
 TRAINED = ("tiny-dense", "tiny-moe")
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -135,12 +137,45 @@ def test_an_operator_reads_a_parameter_and_keeps_nothing_of_it() -> None:
     assert all(value() is None for value in reads)
 
 
-def test_a_checkpoint_of_another_shape_is_refused_when_it_is_read(tmp_path: Path) -> None:
-    folder = write(tmp_path, "dense")
-    tensors = {"model.norm.weight": torch.ones(31)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TargetError, match=r"model.norm.weight is \[31\], where the model's .* is \[32\]"):
-        streamed(folder).model.norm.weight.sum()  # type: ignore[union-attr]
+def rewritten(folder: Path, **changes: Tensor | None) -> Path:
+    """Change tensors of a checkpoint, and leave out those that are None."""
+    tensors = {name: x for name, x in (load_file(folder / FILE) | changes).items() if x is not None}
+    save_file(tensors, folder / FILE, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("loader", [load, streamed])
+def test_a_weight_of_another_shape_is_refused(tmp_path: Path, loader: Callable[[Path], nn.Module]) -> None:
+    folder = rewritten(write(tmp_path, "dense"), **{"model.norm.weight": torch.ones(31)})
+    with pytest.raises(
+        TargetError, match=r"model.norm.weight .*\[31\].*\[32\]: its config.json describes an"
+    ):
+        loader(folder)
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("loader", [load, streamed])
+def test_weights_that_the_checkpoint_lacks_are_refused_by_name(
+    tmp_path: Path, kind: str, loader: Callable[[Path], nn.Module]
+) -> None:
+    folder = write(tmp_path, kind)
+    lost = [name for name in load_file(folder / FILE) if "layers.1.self_attn" in name and "proj" in name]
+    lost = sorted([*lost, "model.layers.0.input_layernorm.weight"])
+    rewritten(folder, **dict.fromkeys(lost))
+    with pytest.raises(
+        TargetError, match=rf"lacks {', '.join(lost[:4])} and 1 more, which .* at random: save"
+    ):
+        loader(folder)
+
+
+@pytest.mark.parametrize("loader", [load, streamed])
+def test_a_tied_weight_may_be_left_out(tmp_path: Path, loader: Callable[[Path], nn.Module]) -> None:
+    folder = write(tmp_path, "dense", tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(folder / FILE)
+    loader(folder)
+    rewritten(folder, **{"model.embed_tokens.weight": None})
+    with pytest.raises(TargetError, match=r"lacks .*model\.embed_tokens\.weight"):
+        loader(folder)
 
 
 def test_a_format_that_loading_does_not_dequantise_is_refused(tmp_path: Path) -> None:

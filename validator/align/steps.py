@@ -1,7 +1,8 @@
 """Steps of a run: calls of the model that continue one another, as decode steps continue a prefill.
 
-A call continues the one before it where its attention mask covers all tokens so far, its positions go on, or
-the cache that it is handed holds them. What such calls compute, put end to end, is one prefill of all tokens.
+A call continues the one before it, or the last that had its cache, where its attention mask covers all
+tokens so far, its positions go on, or the cache that it is handed holds them. What such calls compute, put
+end to end, is one prefill of all tokens.
 
 Shape legend: B = sequences, s = tokens of a step, t = tokens so far, K = positions whose logits are kept,
 V = vocabulary, D = channels.
@@ -135,18 +136,30 @@ def _outermost(capture: RankCapture) -> list[Call]:
 
 
 def _runs(calls: Sequence[Call]) -> list[list[int]]:
-    """Group calls that continue one another; each group holds their numbers."""
+    """Group calls that continue one another; each group holds their numbers.
+
+    Calls of several generations may alternate: a call goes on with its cache, wherever that was used last.
+    """
     groups: list[list[int]] = []
-    total = 0
+    totals: list[int] = []
+    holders: dict[int, int] = {}
     for i, call in enumerate(calls):
         tokens = _tokens(call)
-        if groups and _continues(calls[i - 1], call, total):
-            groups[-1].append(i)
-            total += tokens
+        given = {item.number for item in call.objects[0].values() if _is_cache(item)}
+        at = max((holders[number] for number in given & holders.keys()), default=len(groups) - 1)
+        if groups and _continues(calls[groups[at][-1]], call, totals[at]):
+            groups[at].append(i)
+            totals[at] += tokens
         else:
+            at = len(groups)
             groups.append([i])
-            total = tokens
+            totals.append(tokens)
+        holders |= dict.fromkeys(_caches(call), at)
     return groups
+
+
+def _caches(call: Call) -> set[int]:
+    return {item.number for side in call.objects for item in side.values() if _is_cache(item)}
 
 
 def _continues(before: Call, call: Call, total: int) -> bool:
@@ -157,7 +170,7 @@ def _continues(before: Call, call: Call, total: int) -> bool:
     """
     if token_sizes(before) is None or token_sizes(before) != (_batch(call), _tokens(before)):
         return False
-    had = {item.number for side in before.objects for item in side.values() if _is_cache(item)}
+    had = _caches(before)
     caches = [item for item in call.objects[0].values() if _is_cache(item) and item.number in had]
     if any(cache.length == 0 for cache in caches):
         return False

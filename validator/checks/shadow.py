@@ -15,6 +15,21 @@ from validator.errors import TargetError
 __all__ = ["ShadowTensor", "real_view", "widened"]
 
 
+_CAUSES = (
+    (
+        ("slice", "narrow"),
+        "tokens were taken back, as speculative decoding, prompt lookup and a cache's crop() do; switch "
+        "assisted decoding off for this run",
+    ),
+    (
+        ("index", "index_select", "gather"),
+        "sequences were reordered or left out, as a beam search does, or a batch that sequences leave; let "
+        "run() generate greedily, one sequence a prompt, and keep all sequences to the end",
+    ),
+)
+"""What an operator on a cache is likely to be there for, by the operator's name, and what to do instead."""
+
+
 def real_view(tensor: Tensor) -> Tensor:
     """Return a complex tensor with a last dim of real and imaginary part, any other as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -119,9 +134,11 @@ class ShadowTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        name = getattr(func, "__name__", str(func)).partition(".")[0]
+        causes = [text for names, text in _CAUSES if name in names] or [text for _, text in _CAUSES]
         raise TargetError(
-            f"{func} worked on what the oracle computed, a cache say, between two calls of the model, as a "
-            "beam search does, which can't be followed: let run() generate greedily, one sequence a prompt"
+            f"{func} worked on what the oracle computed, a cache say, between two calls of the model, which "
+            f"can't be followed: {'; or '.join(causes)}"
         )
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -232,7 +232,8 @@ def _part_rows(part: Parameter) -> PartRows | None:
         return rows_of(part.ref.read())
     if len(part.ref.meta.shape) < 2 and prod(part.ref.meta.shape) > 1:
         return None
-    return PartRows(dtype=part.ref.meta.dtype, hashes=part.row_hashes)
+    meta = part.ref.meta
+    return PartRows(dtype=meta.dtype, shape=meta.shape, hashes=part.row_hashes)
 
 
 def _raise(why: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 | tensors of the module, with `P` a weight's name | format | whose code |
 |---|---|---|
-| `P` in float8 with `P_scale_inv` or `P_scale`: a block's, a row's, or one | FP8 | transformers |
+| `P` in float8 with `P_scale_inv` or `P_scale`: a block's, a row's, or one | FP8 | transformers, `blocks` |
 | `P_blocks`, `P_scales` | MXFP4 | transformers |
 | `P_packed` in int32, `P_scale`, `P_shape`, maybe `P_zero_point` | packed integers | compressed-tensors |
 | `P` in int8 with `P_scale`, maybe `P_zero_point` | int8 | compressed-tensors |
@@ -26,6 +26,7 @@ from torch import Tensor
 from validator.errors import UsageError
 from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.ulp import ulp
+from validator.quantised.blocks import block_size, scales_of_equal_blocks
 from validator.quantised.packing import BITS, WORD_BITS
 
 __all__ = [
@@ -112,10 +113,11 @@ def obstacle(kind: str, shapes: Mapping[str, Sequence[int]], names: Mapping[str,
         fits = len(codes) == 2 and _fits(scale, (codes[0], _columns(codes, shapes["shape"])))
         fits = fits and bool(_bits(codes, shapes["shape"]))
     else:
-        fits = _fits(scale, codes)
+        fits = _fits(scale, codes) or (kind == "fp8" and block_size(scale, codes) is not None)
         fits = fits and (kind == "fp8" or shapes.get("zero_point", scale) == scale)
     if not fits:
         known = "" if kind == "mxfp4" else ": no scale for all, for each row, or for blocks of equal size"
+        known += ", or for square ones of a power of 2" if kind == "fp8" else ""
         return (
             f"a scale of {list(scale)} for codes of {list(codes)} is no layout that is known of {kind}{known}"
         )
@@ -179,6 +181,8 @@ def dequantised(kind: str, parts: Mapping[str, Tensor]) -> Tensor:
     if kind == "fp8":
         operation: Any = _library(_HOMES[kind]).Fp8Dequantize(None)
         grid = scale if scale.dim() > 1 else scale.reshape(-1, 1)
+        block = block_size(grid.shape, codes.shape)
+        grid = grid if block is None else scales_of_equal_blocks(grid, codes.shape, block)
         made: Tensor = operation._dequantize_one(codes, grid, output_dtype=torch.float32)
         return made
     if kind == "mxfp4":

@@ -4,7 +4,7 @@ A row's hash here is made of the hash of its codes and of those of the rows of i
 rows of shards and of fused weights have the hashes that they have in the checkpoint, and a wrong scale shows
 as a wrong code does.
 
-Shape legend: R = rows, S = rows of scales, each for R / S rows of codes.
+Shape legend: R = rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor
 from validator.capturing.digest import checksum, row_hashes
 from validator.capturing.formats_hdf5 import element_bytes
 from validator.errors import CaptureError
+from validator.quantised.blocks import block_size
 from validator.quantised.formats import quantised_weights
 
 __all__ = ["PartRows", "coded_rows", "differing_coded_rows", "is_coded", "rows_of", "unknown_rows"]
@@ -25,16 +26,19 @@ _CODED, _UNKNOWN = "coded", "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRows:
-    """A part of a quantised weight: torch's name of its dtype, and the hash of each of its rows."""
+    """A part of a quantised weight: torch's name of its dtype, its shape, and the hashes of its rows."""
 
     dtype: str
+    shape: tuple[int, ...]
     hashes: tuple[str, ...]
 
 
 def rows_of(part: Tensor) -> PartRows:
     """Return what is kept of a part: `[rows, *]`, or scales `[R]` of one row each, or one scale for all."""
     rows = part.reshape(-1, 1) if part.dim() < 2 else part
-    return PartRows(dtype=str(part.dtype).removeprefix("torch."), hashes=row_hashes(rows)[0])
+    return PartRows(
+        dtype=str(part.dtype).removeprefix("torch."), shape=tuple(part.shape), hashes=row_hashes(rows)[0]
+    )
 
 
 def coded_rows(kind: str, parts: Mapping[str, PartRows]) -> tuple[str, ...] | None:
@@ -44,16 +48,29 @@ def coded_rows(kind: str, parts: Mapping[str, PartRows]) -> tuple[str, ...] | No
         kind: of a `QuantisedWeight`.
         parts: its parts by what they are, without its shape.
     """
-    count = len(parts["codes"].hashes)
-    others = [parts[name].hashes for name in sorted(parts) if name != "codes"]
-    if any(not hashes or count % len(hashes) for hashes in others):
+    codes = parts["codes"]
+    others = [
+        (parts[name].hashes, _shared_rows(kind, codes, parts[name]))
+        for name in sorted(parts)
+        if name != "codes"
+    ]
+    if any(not shared for _, shared in others):
         return None
     how = ",".join(f"{name} in {parts[name].dtype}" for name in sorted(parts))
     rows = []
-    for i, own in enumerate(parts["codes"].hashes):
-        text = "".join([own, *(hashes[i * len(hashes) // count] for hashes in others)])
+    for i, own in enumerate(codes.hashes):
+        text = "".join([own, *(hashes[i // shared] for hashes, shared in others)])
         rows.append(checksum(element_bytes(torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8))))
     return tuple(f"{_CODED}:{kind}:{how}:{row}" for row in rows)
+
+
+def _shared_rows(kind: str, codes: PartRows, other: PartRows) -> int:
+    """Return how many rows of codes have a row of scales in common, or 0 where that is not known."""
+    block = block_size(other.shape, codes.shape) if kind == "fp8" and len(codes.shape) == 2 else None
+    if block is not None:
+        return block[0]
+    count = len(other.hashes)
+    return len(codes.hashes) // count if count and not len(codes.hashes) % count else 0
 
 
 def unknown_rows(reason: str, count: int) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from validator.checks.findings import Arm, Finding
 from validator.checks.judge import GAIN_Z, Bench, gain_floor, magnitudes, rows_of, selected_values
 from validator.checks.padding import Real
 from validator.checks.policy import Policy
+from validator.checks.stepping import told_by_step
 from validator.errors import UsageError
 from validator.numerics.formats import format_of
 from validator.numerics.gain import gain
@@ -226,11 +227,16 @@ def _unwritable(folder: Path, error: OSError) -> UsageError:
 
 def _about(finding: Finding, subject: Subject, versions: Mapping[str, str]) -> dict[str, str]:
     known = ", ".join(f"{name} {version}" for name, version in versions.items())
+    finding, step = told_by_step(finding), ""
+    if finding.step is not None:
+        start, stop = finding.step.start, finding.step.stop
+        step = f"{finding.step}, " + (f"tokens {start}:{stop}" if stop > start + 1 else f"token {start}")
     return titles(
         (
             ("Reproducer", f"{subject.what}, for a finding of validator"),
             ("Finding", finding.summary),
             ("Verdict", f"{finding.verdict} ({finding.arm}), {finding.check} check, call {finding.call}"),
+            ("Step", step),
             ("Operator", finding.op or ""),
             ("The candidate ran", subject.ours or ""),
             ("Candidate's module", finding.candidate_module),

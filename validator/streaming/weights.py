@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from validator.errors import TargetError
 from validator.pretrained import without_loading_bars
+from validator.quantised.blocks import is_grid, scales_of_equal_blocks
 from validator.streaming.allocation import return_free_memory
 from validator.streaming.library import conversions
 
 __all__ = ["Group", "Weights"]
 
 _SCALES = ("_scale", "_scale_inv", "_global_scale")
+_OF_SCALES = (("_scale_inv", ""), ("_scale", ""), (".scale", ".weight"), (".qscale_weight", ".weight"))
+"""How names of scales end, and what those of their codes have instead."""
 _NARROW = (torch.bfloat16, torch.float16)
 _KEPT = 4
 """So many parameters that took a conversion are kept: a layer's experts are used once for each expert."""
@@ -52,6 +55,12 @@ class Group:
     is_fused: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    file: Path
+    shape: tuple[int, ...]
+
+
 class Weights:
     """Reads the parameters of a model from safetensors.
 
@@ -69,17 +78,29 @@ class Weights:
         self._skeleton = skeleton
         self._load_config = replace(load_config, device_map=None)
         self._parameters = dict(skeleton.named_parameters(remove_duplicate=False))
-        self._file_of = _files_by_tensor(files)
+        self._stored = _stored_tensors(files)
         self.groups = self._grouped()
         self._groups: dict[str, Group] = {}
         self._kept: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
         self._read_bytes = 0
 
     def parameters_of(self, group: Group) -> Mapping[str, tuple[torch.Size, torch.dtype]]:
-        """Return shape and dtype of each parameter that a group makes; empty if it makes none."""
+        """Return shape and dtype of each parameter that a group makes; empty if it makes none.
+
+        Raises:
+            TargetError: the checkpoint's tensors don't make it.
+        """
         meta = self._parameters.get(group.first)
         if meta is None:
             return {}
+        if not group.is_converted:
+            (source,) = group.sources
+            held = self._stored[source].shape
+            if held != tuple(meta.shape):
+                raise TargetError(
+                    f"the checkpoint's {source} is {list(held)}, where the model's {group.first} is "
+                    f"{list(meta.shape)}: its config.json describes another model"
+                )
         if group.is_fused or self._load_config.dtype_plan:
             made = {name: (x.shape, x.dtype) for name, x in self._convert(group).items()}
         else:
@@ -92,12 +113,25 @@ class Weights:
         opened = {}
         for name in (name for group in groups for name in group.sources):
             tensor: Any = stack.enter_context(self._open(name)).get_slice(name)
-            if self._load_config.hf_quantizer is not None and name.endswith(_SCALES):
+            quantizer = self._load_config.hf_quantizer
+            if quantizer is not None and name.endswith(_SCALES):
                 # Libraries multiply in the scale's format, and only float32 holds the product.
                 tensor = tensor[...]
                 tensor = tensor.to(torch.float32) if tensor.dtype in _NARROW else tensor
+            described = getattr(quantizer, "quantization_config", None)
+            block, codes = getattr(described, "weight_block_size", None), self._codes_of(name)
+            if block and codes and is_grid(self._stored[name].shape, codes.shape, block):
+                # Libraries take all blocks to be as large as one another.
+                tensor = scales_of_equal_blocks(tensor[...], codes.shape, block)
             opened[name] = tensor
         return opened
+
+    def _codes_of(self, name: str) -> _Stored | None:
+        """Return what a tensor may be the scales of, by its name."""
+        for suffix, other in _OF_SCALES:
+            if name.endswith(suffix):
+                return self._stored.get(name.removesuffix(suffix) + other)
+        return None
 
     def reader(self, name: str) -> Callable[[], Tensor]:
         """Return what reads a parameter."""
@@ -118,11 +152,6 @@ class Weights:
             (source,) = group.sources
             with self._open(source) as file:
                 value: Tensor = file.get_tensor(source)
-            if value.shape != meta.shape:
-                raise TargetError(
-                    f"the checkpoint's {source} is {list(value.shape)}, where the model's {name} is "
-                    f"{list(meta.shape)}: its config.json describes another model"
-                )
             return value.to(meta.dtype)
         if group.first not in self._kept:
             self._kept[group.first] = self._convert(group)
@@ -152,7 +181,7 @@ class Weights:
 
     def _open(self, name: str) -> Any:
         safetensors: Any = importlib.import_module("safetensors")
-        return safetensors.safe_open(self._file_of[name], framework="pt")
+        return safetensors.safe_open(self._stored[name].file, framework="pt")
 
     def _grouped(self) -> Sequence[Group]:
         """Put the checkpoint's tensors together as transformers does before it converts them."""
@@ -163,7 +192,7 @@ class Weights:
         state = self._skeleton.state_dict()
         prefix = self._skeleton.base_model_prefix
         found: dict[str, tuple[list[str], Any]] = {}
-        for source in sorted(self._file_of, key=library.dot_natural_key):
+        for source in sorted(self._stored, key=library.dot_natural_key):
             name, pattern = library.rename_source_key(source, renamings, converters, prefix, state)
             if name not in state and source in state:
                 name, pattern = library.rename_source_key(source, [], [], prefix, state)
@@ -199,7 +228,7 @@ class Weights:
         wrong = [*info.conversion_errors.values(), *info.error_msgs]
         wrong += [f"{name} is {list(got)}, not {list(wanted)}" for name, got, wanted in info.mismatched_keys]
         if wrong or not made:
-            reason = str(wrong[0]).strip().splitlines()[-1] if wrong else "nothing came of them"
+            reason = _reason(str(wrong[0])) if wrong else "nothing came of them"
             raise TargetError(
                 f"the checkpoint's {', '.join(group.sources[:3])} can't be made the model's {group.first}: "
                 f"{reason}"
@@ -207,10 +236,18 @@ class Weights:
         return {name: parameter.detach() for name, parameter in made.items()}
 
 
-def _files_by_tensor(files: Iterable[str]) -> dict[str, Path]:
+def _stored_tensors(files: Iterable[str]) -> dict[str, _Stored]:
     safetensors: Any = importlib.import_module("safetensors")
-    found: dict[str, Path] = {}
+    found: dict[str, _Stored] = {}
     for file in files:
         with safetensors.safe_open(file, framework="pt") as opened:
-            found |= dict.fromkeys(opened.keys(), Path(file))
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                shape = tuple(opened.get_slice(name).get_shape())
+                found[name] = _Stored(file=Path(file), shape=shape)
     return found
+
+
+def _reason(text: str) -> str:
+    """Return the error of a conversion: below its traceback transformers says where it was."""
+    lines = text.strip().splitlines()
+    return lines[-2] if len(lines) > 1 and lines[-1].startswith("Error") else lines[-1]
