@@ -16,6 +16,7 @@ from validator.checks.findings import Arm, Check, Verdict
 from validator.errors import CaptureError
 from validator.judging_thin import RUNS, dtype_of, noise_source, require_full
 from validator.numerics.recipes import RECIPES
+from validator.report import facts
 
 LEVELS = ("sample", "stats")
 
@@ -303,3 +304,25 @@ def test_ranks_keep_the_elements_that_one_rank_would(tmp_path, rank_pool, uses_d
     assert faulty.first_divergence.module == "layers.1.up"
     sampled = validator.compare(ref=whole, cand=tmp_path / "healthy")
     assert not sampled.comparison.findings
+
+
+def test_what_is_judged_of_samples_is_in_execution_order_and_a_finding_is_one_of_its_rows(
+    tmp_path, rank_pool
+):
+    rank_pool(2).run(_sharded, tmp_path / "candidate", "sample", False, True)
+    result = validator.check(reference=reference(), candidate=tmp_path / "candidate")
+    rows = [(j.module, j.check, j.path) for j in result.outcome.judgements]
+    layer = [
+        ("layers.0", Check.PAIR, "inputs/x"),
+        ("layers.0.up", Check.PAIR, "inputs/input"),
+        ("layers.0.up", Check.PAIR, ""),
+        ("layers.0.down", Check.PAIR, "inputs/input"),
+        ("layers.0.down", Check.PAIR, ""),
+        ("layers.0.down", Check.REPLICA, ""),
+        ("layers.0", Check.PAIR, ""),
+        ("layers.0", Check.REPLICA, ""),
+        ("layers.1", Check.PAIR, "inputs/x"),
+    ]
+    assert [row for row in rows if row in layer] == layer
+    row = facts.first_judgement(result.outcome)
+    assert rows[row] == ("layers.1.up", Check.PAIR, "")

@@ -6,7 +6,8 @@ copies on several ranks are judged as ever, since hashes of them are kept.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from validator.capturing.levels import Level
 from validator.capturing.manifest import Manifest
 from validator.capturing.noise import NoiseSource
 from validator.capturing.reader import Capture
-from validator.capturing.records import RankCapture, TensorRef
+from validator.capturing.records import Call, RankCapture, TensorRef
+from validator.checks.choice import said_of_choice
 from validator.checks.engine import roll_up
 from validator.checks.findings import Check, Evidence, Finding, Judgement, Outcome, Unchecked, Verdict
 from validator.checks.parameters import check_parameters
@@ -157,7 +159,15 @@ def outcome_of_thin(
         CaptureError: a file is damaged.
     """
     ours = ref.rank(0)
-    trace = build_trace(cand=ranks, ref=ours, names=names, layout=layout, mesh=mesh, expands_batch=False)
+    trace = build_trace(
+        cand=ranks,
+        ref=ours,
+        names=names,
+        layout=layout,
+        mesh=mesh,
+        expands_batch=False,
+        selection=cand.manifest.selection,
+    )
     if not trace.calls:
         raise MismatchError(
             f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
@@ -168,13 +178,23 @@ def outcome_of_thin(
     found = merge_views([one[1] for one in parameters], trace.views, ())
     judgements = merge_views([one[0] for one in parameters], trace.views, ())
     pairs, of_pairs, missed = judge_trace(ref=ours, trace=trace, noise=ref.manifest.noise)
-    of_copies, odd = check_replicas(trace, [*found, *of_pairs], [])
+    ends = {(call.module, call.n): _end(call) for call in ours.calls}
+    of_copies, odd = check_replicas(
+        trace,
+        [*found, *of_pairs],
+        [],
+        # Right behind what the call returns: `_place`.
+        lambda call, path: _place(ends[call.module, call.n]) + 1,
+    )
+    of_pairs = tuple(replace(finding, order=_place(finding.order)) for finding in of_pairs)
     findings: list[Finding] = sorted([*found, *of_pairs, *odd], key=lambda finding: finding.order)
-    judgements += [*of_copies, *_judgements(pairs, trace)]
+    judgements += [*of_copies, *_judgements(pairs, trace, ends)]
     why = [f"{len(missed)} tensors could not be compared: {missed[0]}"] if missed else []
     is_one_region = "" in cand.manifest.compiled
     why += [*thin_reasons(ref, cand), *open_questions(pairs)]
-    why += _gaps(reference, trace, pairs, is_one_region=is_one_region)
+    judged = _judged(reference, pairs, is_one_region=is_one_region)
+    of_choice, notes = said_of_choice(reference, trace.left_out, judged)
+    why += [*of_choice, *_gaps(reference, trace, judged)]
     return roll_up(
         Outcome(
             verdict=Verdict.ALIGNED,
@@ -183,13 +203,23 @@ def outcome_of_thin(
             unchecked=tuple(
                 dict.fromkeys([*_unchecked(trace), *(gap for one in parameters for gap in one[2])])
             ),
-            notes=(*thin_notes(ref, cand), *passed_over(pairs)),
+            notes=(*thin_notes(ref, cand), *notes, *passed_over(pairs)),
         ),
         reasons=why,
     )
 
 
-def _judgements(pairs: Sequence[Pair], trace: Trace) -> list[Judgement]:
+def _end(call: Call) -> int:
+    """Return when a call ended, in the reference's sequence of events."""
+    return call.start if call.end is None else call.end
+
+
+def _place(event: int) -> int:
+    """Return the place in execution order of an event; there is room for copies between two."""
+    return 2 * event
+
+
+def _judgements(pairs: Sequence[Pair], trace: Trace, ends: Mapping[tuple[str, int], int]) -> list[Judgement]:
     rows = []
     for pair in pairs:
         call, said = trace.calls[pair.module, pair.call], pair.judged
@@ -200,7 +230,7 @@ def _judgements(pairs: Sequence[Pair], trace: Trace) -> list[Judgement]:
             candidate_module=pair.candidate_module,
             check=Check.PAIR,
             verdict=said.verdict,
-            order=call.order,
+            order=_place(call.order if pair.side == "input" else ends[pair.module, pair.call]),
             evidence=_evidence(pair),
             path="/".join(filter(None, ("inputs" if pair.side == "input" else "", pair.path))),
             call=pair.call,
@@ -222,27 +252,36 @@ def _unchecked(trace: Trace) -> list[Unchecked]:
     return [Unchecked(module=module, why=why) for module, why in trace.problems]
 
 
-def _gaps(reference: nn.Module, trace: Trace, pairs: Sequence[Pair], *, is_one_region: bool) -> list[str]:
-    """Return what nothing was said of, although the verdict would need it.
+def _judged(reference: nn.Module, pairs: Sequence[Pair], *, is_one_region: bool) -> set[str]:
+    """Return the modules that something was said of.
 
     The output of a module speaks for those inside of it, that of the model only where nothing else can be
     looked at, since the model is compiled whole.
     """
     settled = (Verdict.ALIGNED, Verdict.DIVERGENT, Verdict.INCONCLUSIVE)
-    judged = {
+    outputs = {
         pair.module
         for pair in pairs
         if pair.side == "output" and pair.judged is not None and pair.judged.verdict in settled
     }
+    return {
+        fqn
+        for fqn, _ in reference.named_modules()
+        if any(name in outputs for name in _with_parents(fqn, is_one_region=is_one_region))
+    }
+
+
+def _gaps(reference: nn.Module, trace: Trace, judged: Collection[str]) -> list[str]:
+    """Return what nothing was said of, although the verdict would need it."""
     fired = {module for module, _ in trace.calls} | set(trace.unmatched_reference)
     missing = [
         fqn
         for fqn, module in reference.named_modules()
-        if fqn in fired
-        and next(module.parameters(recurse=False), None) is not None
-        and not any(name in judged for name in _with_parents(fqn, is_one_region=is_one_region))
+        if fqn in fired and next(module.parameters(recurse=False), None) is not None and fqn not in judged
     ]
-    reasons = [] if "" in judged else ["the model's output was judged by no check"]
+    reasons = []
+    if "" not in judged and "" not in trace.left_out:
+        reasons.append("the model's output was judged by no check")
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         reasons.append(f"no check judged {', '.join(missing[:3])}{more}")

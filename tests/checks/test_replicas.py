@@ -11,8 +11,9 @@ from validator.align.builder import build_trace
 from validator.align.edges import join
 from validator.align.traces import Edge, Trace, TraceCall, View
 from validator.capturing.records import Mesh, Placement
-from validator.checks.findings import Arm, Check, Evidence, Finding, Verdict
-from validator.checks.replicas import check_replicas
+from validator.checks.execution_order import ExecutionOrder
+from validator.checks.findings import Arm, Check, Evidence, Finding, Judgement, Verdict
+from validator.checks.replicas import Errors, check_replicas
 
 
 def replicated(values: Sequence[Tensor], path: str = "") -> Edge:
@@ -68,8 +69,14 @@ def chain(*, at: str, parameters: dict[str, Edge] | None = None) -> Trace:
     return trace(*calls, parameters=parameters)
 
 
+def copies_checked(
+    trace: Trace, found: Sequence[Finding], errors: Sequence[Errors]
+) -> tuple[list[Judgement], list[Finding]]:
+    return check_replicas(trace, found, errors, ExecutionOrder().copies)
+
+
 def test_replicas_that_agree_are_aligned_edge_by_edge() -> None:
-    judgements, findings = check_replicas(chain(at="nowhere"), [], [])
+    judgements, findings = copies_checked(chain(at="nowhere"), [], [])
     assert findings == []
     assert [(j.module, j.verdict) for j in judgements] == [
         (module, Verdict.ALIGNED) for module in ("", "first", "second", "third")
@@ -79,7 +86,7 @@ def test_replicas_that_agree_are_aligned_edge_by_edge() -> None:
 
 def test_where_replicas_part_is_one_finding_and_what_follows_is_none() -> None:
     for module in ("first", "second", "third"):
-        judgements, findings = check_replicas(chain(at=module), [], [])
+        judgements, findings = copies_checked(chain(at=module), [], [])
         assert [(f.module, f.rank, f.check, f.arm) for f in findings] == [
             (module, 2, Check.REPLICA, Arm.EXACT)
         ]
@@ -87,7 +94,7 @@ def test_where_replicas_part_is_one_finding_and_what_follows_is_none() -> None:
 
 
 def test_a_finding_shows_the_place_and_the_values_of_both_replicas() -> None:
-    _, (finding,) = check_replicas(chain(at="second"), [], [])
+    _, (finding,) = copies_checked(chain(at="second"), [], [])
     evidence = finding.evidence
     assert (evidence.worst_index, evidence.reference, evidence.candidate) == ((1, 2), 1.0, 5.0)
     assert (evidence.outside, evidence.elements, evidence.dims) == (1, 8, ("token", "channel"))
@@ -100,20 +107,20 @@ def test_a_finding_shows_the_place_and_the_values_of_both_replicas() -> None:
 
 def test_several_ranks_apart_are_all_named_and_none_is_singled_out() -> None:
     made = trace(call("norm", 0, same(4), apart(1, 2, count=4), parent=None), world_size=4)
-    _, (finding,) = check_replicas(made, [], [])
+    _, (finding,) = copies_checked(made, [], [])
     assert finding.rank is None
     assert "rank 1, 2 differs from rank 0" in finding.summary
 
 
 def test_of_two_ranks_that_differ_none_is_blamed() -> None:
     made = trace(call("norm", 0, same(2), apart(1, count=2), parent=None), world_size=2)
-    _, (finding,) = check_replicas(made, [], [])
+    _, (finding,) = copies_checked(made, [], [])
     assert finding.rank is None
     assert "rank 1 differs from rank 0" in finding.summary
 
 
 def test_the_lowest_rank_is_blamed_where_the_others_agree() -> None:
-    _, (finding,) = check_replicas(trace(call("norm", 0, same(), apart(0), parent=None)), [], [])
+    _, (finding,) = copies_checked(trace(call("norm", 0, same(), apart(0), parent=None)), [], [])
     assert finding.rank == 0
     assert "rank 0 differs from rank 1 in 1 of 8" in finding.summary
     assert (finding.evidence.reference, finding.evidence.candidate) == (1.0, 5.0)
@@ -129,7 +136,7 @@ def test_replicas_are_compared_with_the_lowest_rank_that_holds_them() -> None:
     }
     made = join(refs, path="", shape=(4, 4), dims_of=lambda *_: ("token", "channel")).edge
     norm = replace(call("norm", 0, same(4), same(4), parent=None), outputs={"": made})
-    _, (finding,) = check_replicas(trace(norm, world_size=4), [], [])
+    _, (finding,) = copies_checked(trace(norm, world_size=4), [], [])
     assert finding.rank is None
     assert "rank 3 differs from rank 2 in 8 of 16" in finding.summary
 
@@ -137,21 +144,21 @@ def test_replicas_are_compared_with_the_lowest_rank_that_holds_them() -> None:
 def test_a_parent_is_not_blamed_for_its_child() -> None:
     parent = call("mlp", 0, same(), apart(1), parent=None)
     child = call("mlp.up", 1, same(), apart(1), parent="mlp")
-    _, findings = check_replicas(trace(parent, child), [], [])
+    _, findings = copies_checked(trace(parent, child), [], [])
     assert [f.module for f in findings] == ["mlp.up"]
 
 
 def test_a_parent_whose_children_agree_is() -> None:
     parent = call("mlp", 0, same(), apart(1), parent=None)
     child = call("mlp.up", 1, same(), same(), parent="mlp")
-    _, findings = check_replicas(trace(parent, child), [], [])
+    _, findings = copies_checked(trace(parent, child), [], [])
     assert [f.module for f in findings] == ["mlp"]
 
 
 def test_replicas_of_a_parameter_that_differ_explain_what_their_module_makes() -> None:
     weight = {"second.weight": replicated(apart(2))}
-    assert check_replicas(chain(at="second", parameters=weight), [], [])[1] == []
-    assert len(check_replicas(chain(at="first", parameters=weight), [], [])[1]) == 1
+    assert copies_checked(chain(at="second", parameters=weight), [], [])[1] == []
+    assert len(copies_checked(chain(at="first", parameters=weight), [], [])[1]) == 1
 
 
 def test_an_edge_that_another_check_found_is_not_found_twice() -> None:
@@ -165,25 +172,25 @@ def test_an_edge_that_another_check_found_is_not_found_twice() -> None:
         order=1,
         evidence=Evidence(),
     )
-    judgements, findings = check_replicas(chain(at="second"), [found], [])
+    judgements, findings = copies_checked(chain(at="second"), [found], [])
     assert findings == []
     assert [j.module for j in judgements if j.verdict is Verdict.DIVERGENT] == ["second"]
     elsewhere = replace(found, module="third", call=7)
-    assert len(check_replicas(chain(at="second"), [elsewhere], [])[1]) == 1
+    assert len(copies_checked(chain(at="second"), [elsewhere], [])[1]) == 1
 
 
 def test_one_rank_has_no_replicas() -> None:
     alone = trace(call("norm", 0, same(1), same(1), parent=None), world_size=1)
-    assert check_replicas(alone, [], []) == ([], [])
+    assert copies_checked(alone, [], []) == ([], [])
 
 
 def test_a_captured_run_whose_norm_differs_on_one_rank_names_it() -> None:
     made = build_trace(cand=run_model(world=3, norm_factor={1: 1.01}), ref=run_model()[0])
     assert len(made.views) == 2
-    _, findings = check_replicas(made, [], [])
+    _, findings = copies_checked(made, [], [])
     assert [(f.module, f.rank) for f in findings] == [("norm", 1)]
     healthy = build_trace(cand=run_model(world=2), ref=run_model()[0])
-    assert check_replicas(healthy, [], [])[1] == []
+    assert copies_checked(healthy, [], [])[1] == []
 
 
 def test_the_copy_that_is_clearly_further_from_the_control_names_its_rank() -> None:
@@ -193,7 +200,7 @@ def test_the_copy_that_is_clearly_further_from_the_control_names_its_rank() -> N
     norm = call("norm", 0, [right, right], [right, wrong], parent=None)
     made = replace(made, calls={("norm", 0): norm}, parameters={})
     key = ("norm", 0, "")
-    (finding,) = check_replicas(made, [], [{key: right - 1}, {key: (wrong - 1).abs()}])[1]
+    (finding,) = copies_checked(made, [], [{key: right - 1}, {key: (wrong - 1).abs()}])[1]
     assert finding.rank == 1
     assert "rank 1 is further from the reference" in finding.summary
 
@@ -210,5 +217,12 @@ def test_copies_that_differ_by_rounding_alone_name_no_rank() -> None:
     )
     key = ("norm", 0, "")
     alternating = torch.tensor([0.0, 0.5]).repeat(20).reshape(10, 4)
-    (finding,) = check_replicas(made, [], [{key: alternating}, {key: 0.5 - alternating}])[1]
+    (finding,) = copies_checked(made, [], [{key: alternating}, {key: 0.5 - alternating}])[1]
     assert finding.rank is None
+
+
+def test_what_no_two_ranks_hold_is_not_counted_as_copies_that_agree() -> None:
+    made = build_trace(cand=run_model(world=2), ref=run_model()[0])
+    judged = {j.module for j in copies_checked(made, [], [])[0]}
+    assert made.calls["mlp.up", 0].outputs[""].shape[-1] == 12
+    assert judged == {module for module, _ in made.calls} - {"mlp.up"}

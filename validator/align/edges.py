@@ -95,6 +95,7 @@ def join(
         dtype=dtypes[min(dtypes)],
         shape=plan.shape,
         read=partial(_read, plan=plan, refs=refs, dims=dims),
+        is_replicated=any(len(ranks) > 1 for ranks in plan.copies),
         disagreeing=differing,
         odd_rank=odd_one_out(plan, metas) if differing else None,
         stream=partial(_stream, plan=plan, refs=refs) if can_stream(plan) else None,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import LogicalTensor
+from validator.align.traces import LogicalTensor, TraceCall
 from validator.capturing.values import rebuild
 from validator.checks.arithmetic import Arithmetic
 from validator.checks.module_code import CodeEdge
@@ -95,6 +95,7 @@ class Frame:
 
     Attributes:
         arithmetic: what it runs under.
+        call: whose code it is; None for what runs the model, and for code that runs plainly.
         tape: keeps its operations.
         edges: what it has made so far.
         returned: what its children returned, in the order of their calls.
@@ -106,6 +107,7 @@ class Frame:
     """
 
     arithmetic: Arithmetic
+    call: TraceCall | None = None
     tape: Tape = field(default_factory=Tape)
     edges: list[CodeEdge] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)

@@ -4,7 +4,7 @@ Where replicas part, everything behind them does until a collective joins them a
 edge where they part is a finding: one whose own inputs agreed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ Errors = Mapping[tuple[str, int, str], Tensor]
 
 
 def check_replicas(
-    trace: Trace, found: Sequence[Finding], errors: Sequence[Errors]
+    trace: Trace, found: Sequence[Finding], errors: Sequence[Errors], place: Callable[[TraceCall, str], int]
 ) -> tuple[list[Judgement], list[Finding]]:
     """Find the edges where replicas part.
 
@@ -33,10 +33,11 @@ def check_replicas(
         trace: the candidate's run.
         found: findings of other checks: an edge that one of them names needs no second finding.
         errors: how far each view's copies are from the control, in the order of the trace's views.
+        place: gives the place in execution order of the copies of what a call returns at a path.
 
     Returns:
-        One judgement for the run where all replicas agree, else one for each edge where they part; and
-        findings.
+        A judgement for each output that ranks hold copies of, unless they part there because they had parted
+        before; and findings.
     """
     if trace.world_size == 1:
         return [], []
@@ -48,20 +49,24 @@ def check_replicas(
         is_given_alike = not any(edge.disagreeing for edge in call.inputs.values())
         is_inside_alike = not any(edge.disagreeing for c in children for edge in c.outputs.values())
         for edge in call.outputs.values():
+            if not edge.is_replicated:
+                continue
             if not edge.disagreeing:
-                judgements.append(_judgement(call, edge, None))
+                judgements.append(_judgement(call, edge, None, place))
                 continue
             parts_here = is_given_alike and is_inside_alike and call.module not in tainted_parameters
             if not parts_here:
                 continue
-            judgement = _judgement(call, edge, edge.disagreeing)
+            judgement = _judgement(call, edge, edge.disagreeing, place)
             judgements.append(judgement)
             if (call.module, call.n) not in named:
                 findings.append(_finding(judgement, edge, dict(zip(trace.views, errors, strict=False))))
     return judgements, findings
 
 
-def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Judgement:
+def _judgement(
+    call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None, place: Callable[[TraceCall, str], int]
+) -> Judgement:
     return Judgement(
         module=call.module,
         candidate_module=call.candidate_module,
@@ -70,7 +75,7 @@ def _judgement(call: TraceCall, edge: Edge, ranks: tuple[int, ...] | None) -> Ju
         call=call.n,
         verdict=Verdict.DIVERGENT if ranks else Verdict.ALIGNED,
         arm=Arm.EXACT if ranks else None,
-        order=call.order,
+        order=place(call, edge.path),
         dtype=edge.dtype,
         evidence=Evidence(shape=edge.shape),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from validator.align.traces import LogicalTensor
 from validator.checks.arithmetic import Step
+from validator.checks.execution_order import ExecutionOrder
 from validator.checks.module_code import Code, CodeEdge, Key, Spread
 from validator.checks.products import multiply
 from validator.checks.roundings import Constant
@@ -47,7 +48,7 @@ def term_code(
                 key=key,
                 into=None,
                 path=edge.path,
-                order=edge.order,
+                order=ExecutionOrder.terms(edge.order),
                 exact=made.exact + bias,
                 depth=1,
                 sigma=torch.as_tensor(noise.sigma),

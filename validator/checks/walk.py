@@ -31,16 +31,16 @@ from validator.capturing.naming import NameDealer, Scope
 from validator.capturing.values import flatten, flatten_arguments, rebuild
 from validator.checks.arithmetic import Arithmetic
 from validator.checks.code_edges import code_choice, code_edge
+from validator.checks.execution_order import ExecutionOrder
 from validator.checks.following import Following
 from validator.checks.frames import Frame, Returned, Snapshot, returned
 from validator.checks.lift import Lift
-from validator.checks.module_code import Code, CodeChoice, CodeEdge, Key
+from validator.checks.module_code import Code, CodeEdge, Key
 from validator.checks.operations import is_floating
 from validator.checks.operator_log import OperatorLog
 from validator.checks.replays import RUNS, Replays
 from validator.checks.roundings import Rounding
 from validator.checks.row_order import row_order
-from validator.checks.selections import Choice
 from validator.checks.shadow import ShadowTensor, widened
 from validator.checks.substitution import (
     Compared,
@@ -68,6 +68,7 @@ def walk(
     skip: Callable[[TraceCall, str], None],
     runs: int = RUNS,
     looks_inside: Callable[[TraceCall], bool] = lambda call: bool(call.operators),
+    order: ExecutionOrder | None = None,
 ) -> frozenset[str]:
     """Run the reference in float64 on the candidate's values, and judge each call's code as it ends.
 
@@ -80,11 +81,12 @@ def walk(
         skip: called in place of `judge` for code that can't run in float64, with the reason.
         runs: stochastic runs behind a measured sigma.
         looks_inside: tells of which calls the operators are to be kept with the code.
+        order: numbers the edges; one for all views of a run gives each edge the same place in every view.
 
     Returns:
         Names of the buffers that the code writes as it runs.
     """
-    walker = _Walker(reference, trace, view, judge, skip, runs, looks_inside)
+    walker = _Walker(reference, trace, view, judge, skip, runs, looks_inside, order or ExecutionOrder())
     buffers = dict(reference.named_buffers(remove_duplicate=False))
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     written: set[str] = set()
@@ -109,6 +111,7 @@ class _Walker:
         skip: Callable[[TraceCall, str], None],
         runs: int,
         looks_inside: Callable[[TraceCall], bool],
+        order: ExecutionOrder,
     ) -> None:
         self._looks_inside = looks_inside
         self._reference = reference
@@ -120,7 +123,7 @@ class _Walker:
         self._runs = runs
         self._frames: list[Frame] = []
         self._counts: Counter[str] = Counter()
-        self._order = 0
+        self._order = order
         self._lift = Lift(reference, trace, view)
         self._dealer = NameDealer(reference)
         self._scopes = [Scope()]
@@ -214,9 +217,11 @@ class _Walker:
             call = call.with_rows(order)
             given = compared(arguments, call.inputs, self._view, is_input=True, expand=expand)
         if not parent.is_plain:
+            self._place_choices(parent)
             for path, (value, cand) in given.items():
                 key = (len(parent.returned), path)
-                parent.edges.append(self._edge(key, call, value, cand, parent))
+                place = self._order.given(call, path)
+                parent.edges.append(self._edge(key, call, value, cand, parent, place))
                 parent.shown[fqn, n, path] = parent.arithmetic.origin(value)
         known = parent.known_return(fqn)
         if known is None:
@@ -249,7 +254,7 @@ class _Walker:
             tape = Tape()
             log = OperatorLog(lift=self._lift) if self._looks_inside(call) else None
             arithmetic = Arithmetic(Rounding.none(), self._lift, following, tape, log)
-            frame = Frame(arithmetic=arithmetic, tape=tape, known=known, log=log)
+            frame = Frame(call=call, arithmetic=arithmetic, tape=tape, known=known, log=log)
             if log is not None:
                 self._name_given(log, module, args, kwargs)
             try:
@@ -271,8 +276,10 @@ class _Walker:
         expand = frame.arithmetic.expanded
         made = compared(outputs, call.outputs, self._view, is_input=False, expand=expand)
         frame.edges += [
-            self._edge((None, path), None, value, cand, frame) for path, (value, cand) in made.items()
+            self._edge((None, path), None, value, cand, frame, self._order.returned(call, path))
+            for path, (value, cand) in made.items()
         ]
+        self._place_outputs(call)
         self._judge(self._code(call, module, frame))
         self._lift.clear()
         arguments = flatten_arguments(module, args, kwargs)
@@ -288,7 +295,13 @@ class _Walker:
             log.name(tensor, name)
 
     def _code(self, call: TraceCall, module: nn.Module, frame: Frame) -> Code:
-        choices = tuple([self._choice(x) for x in frame.arithmetic.choices if x.is_followed])
+        choices = tuple(
+            [
+                code_choice(x, self._order.chosen(call, x.name))
+                for x in frame.arithmetic.choices
+                if x.is_followed
+            ]
+        )
         # Groups that were chosen before decide what there was to choose from: the same in every replay.
         frame.tape.pins = bool(choices)
         return Code(
@@ -330,6 +343,7 @@ class _Walker:
                 f"it is on the candidate's inputs ({again}); leave it out with --exclude {call.module!r}"
             ) from again
         made = compared(flatten(output), call.outputs, self._view, is_input=False)
+        self._place_outputs(call)
         return Returned(fqn=call.module, output=substituted_output(output, made))
 
     def _judge(self, code: Code) -> None:
@@ -357,20 +371,35 @@ class _Walker:
             self._scopes.pop()
 
     def _edge(
-        self, key: Key, into: TraceCall | None, value: Tensor, cand: LogicalTensor, frame: Frame
+        self,
+        key: Key,
+        into: TraceCall | None,
+        value: Tensor,
+        cand: LogicalTensor,
+        frame: Frame,
+        order: int,
     ) -> CodeEdge:
-        self._order += 1
         if is_floating(value):
             # A parameter that is handed on as it is has the values that the oracle computes with.
             value = frame.arithmetic.shadow(value)
             frame.tape.mark(key, value)
             if frame.log is not None:
                 frame.log.mark(key, value)
-        return code_edge(key, into, value, cand, self._order, frame.arithmetic)
+        return code_edge(key, into, value, cand, order, frame.arithmetic)
 
-    def _choice(self, choice: Choice) -> CodeChoice:
-        self._order += 1
-        return code_choice(choice, self._order)
+    def _place_choices(self, frame: Frame) -> None:
+        """Give the choices that code has made so far their place before what it gives to a child.
+
+        Those that it makes after its last child follow what it returns, which tells more of the same fault.
+        """
+        if frame.call is not None:
+            for choice in frame.arithmetic.choices:
+                self._order.chosen(frame.call, choice.name)
+
+    def _place_outputs(self, call: TraceCall) -> None:
+        """Give all that a call returns its place, whether or not its code can be judged."""
+        for path in call.outputs:
+            self._order.returned(call, path)
 
     def _as_plain(self, value: Any) -> Any:
         dtype = next((p.dtype for p in self._reference.parameters() if p.is_floating_point()), torch.float32)
