@@ -32,18 +32,22 @@ B, S, H, D = 2, 6, 4, 16
     ids=str,
 )
 def test_dims_of_an_activation(shape: tuple[int, ...], dims: tuple[str, ...]) -> None:
-    assert dims_of(shape, batch=B, tokens=S, module_type="torch.nn.Linear", path="") == dims
+    assert dims_of(shape, batch=B, tokens=S, path="") == dims
 
 
-def test_the_last_dim_of_a_router_is_the_experts() -> None:
-    router = "transformers.models.mixtral.MixtralTopKRouter"
-    assert dims_of((B * S, 8), batch=B, tokens=S, module_type=router, path="0") == ("token", "expert")
-    sparse = dims_of((B * S, 8), batch=B, tokens=S, module_type="", path="out/router_logits")
-    assert sparse == ("token", "expert")
+def test_only_scores_of_all_experts_are_along_the_experts() -> None:
+    def of_router(columns: int) -> tuple[str, ...]:
+        return dims_of((B * S, columns), batch=B, tokens=S, path="0", experts=8, choices={(B * S, 2)})
+
+    assert of_router(8) == ("token", "expert")
+    assert of_router(2) == ("token", "")
+    assert of_router(D) == ("token", "channel")
+    logits = dims_of((B * S, 8), batch=B, tokens=S, path="router_logits/3")
+    assert logits == ("token", "expert")
 
 
 def test_the_last_dim_of_a_mask_is_no_channel() -> None:
-    dims = dims_of((B, 1, S, 32), batch=B, tokens=S, module_type="", path="attention_mask")
+    dims = dims_of((B, 1, S, 32), batch=B, tokens=S, path="attention_mask")
     assert dims == ("batch", "head", "token", "")
 
 
@@ -65,7 +69,9 @@ def test_sizes_come_from_the_models_inputs(
     assert root_sizes(inputs) == sizes
 
 
-def test_rows_of_a_parameter_are_channels() -> None:
+def test_rows_of_a_parameter_are_channels_or_experts() -> None:
     assert parameter_dims((4, 5)) == ("channel", "")
     assert parameter_dims((4,)) == ("channel",)
     assert parameter_dims(()) == ()
+    assert parameter_dims((8, 4, 5), experts=8) == ("expert", "", "")
+    assert parameter_dims((4, 5), experts=8) == ("channel", "")

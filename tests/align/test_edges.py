@@ -100,7 +100,7 @@ def test_one_side_may_have_once_what_the_other_has_for_each_sequence(
     ours: tuple[int, ...], theirs: tuple[int, ...]
 ) -> None:
     def dims(shape: Sequence[int], path: str) -> tuple[str, ...]:
-        return dims_of(shape, batch=2, tokens=6, module_type="", path=path)
+        return dims_of(shape, batch=2, tokens=6, path=path)
 
     sides = {
         "cand": {0: {"positions": tensor_ref(torch.zeros(ours, dtype=torch.int64))}},

@@ -3,7 +3,7 @@
 Shape legend: B = batch, S = tokens, H = heads, D = channels, E = experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["MEANINGS", "RootSizes", "dims_of", "parameter_dims", "root_sizes"]
@@ -39,31 +39,42 @@ def root_sizes(inputs: Mapping[str, tuple[Sequence[int], str]]) -> RootSizes | N
     return None
 
 
-def dims_of(shape: Sequence[int], *, batch: int, tokens: int, module_type: str, path: str) -> tuple[str, ...]:
+def dims_of(
+    shape: Sequence[int],
+    *,
+    batch: int,
+    tokens: int,
+    path: str,
+    experts: int | None = None,
+    choices: Collection[tuple[int, ...]] = (),
+) -> tuple[str, ...]:
     """Tell the meaning of each dim of an activation.
 
     Args:
         shape: of the logical tensor.
         batch: B of the model's inputs.
         tokens: S of the model's inputs.
-        module_type: class of the module whose edge it is; a router's last dim is the experts.
         path: of the edge; a mask's last dim is no channel.
+        experts: E of the router whose output it is.
+        choices: shapes of what says or weighs which experts a token is sent to: places in their last dim mean
+            nothing.
 
     Returns:
         One word a dim, `""` where it can't be told.
     """
     dims = _dims(tuple(shape), batch, tokens)
     if dims and dims[-1] == "channel":
-        if "Router" in module_type.rpartition(".")[2] or path.rpartition("/")[2] == "router_logits":
+        if shape[-1] == experts or "router_logits" in path.split("/"):
             return (*dims[:-1], "expert")
-        if "mask" in path:
+        if "mask" in path or tuple(shape) in choices:
             return (*dims[:-1], "")
     return dims
 
 
-def parameter_dims(shape: Sequence[int]) -> tuple[str, ...]:
-    """Tell the meaning of each dim of a parameter: rows are channels."""
-    return ("channel", *[""] * (len(shape) - 1)) if shape else ()
+def parameter_dims(shape: Sequence[int], *, experts: int | None = None) -> tuple[str, ...]:
+    """Tell the meaning of each dim of a parameter: rows are channels, or those of a mixture's E experts."""
+    rows = "expert" if shape and shape[0] == experts else "channel"
+    return (rows, *[""] * (len(shape) - 1)) if shape else ()
 
 
 def _dims(shape: tuple[int, ...], batch: int, tokens: int) -> tuple[str, ...]:

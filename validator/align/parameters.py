@@ -6,6 +6,7 @@ from functools import partial
 
 from validator.align.dims import parameter_dims
 from validator.align.edges import JoinedEdge, join
+from validator.align.mixtures import Mixtures
 from validator.align.traces import View
 from validator.capturing.digest import row_hashes
 from validator.capturing.records import Parameter, RankCapture
@@ -39,6 +40,7 @@ def join_parameters(
     rename: Callable[[str], str | None],
     habits: Habits | None = None,
     layouts: Mapping[str, Layout] | None = None,
+    mixtures: Mixtures | None = None,
 ) -> JoinedParameters:
     """Join every parameter and buffer that both sides have.
 
@@ -48,6 +50,7 @@ def join_parameters(
         rename: the reference's name of a candidate's parameter, or None.
         habits: how the run splits its tensors, of which the parameters tell more; by default not known.
         layouts: what the target declares, by the candidate's module.
+        mixtures: the reference's routers and experts; by default it has none.
 
     Raises:
         MismatchError: the vocabularies differ in size, or most parameters have other shapes.
@@ -71,7 +74,9 @@ def join_parameters(
                 {rank: parameter.ref for rank, parameter in ours.items()},
                 path=name,
                 shape=shape,
-                dims_of=lambda shape, _: parameter_dims(shape),
+                dims_of=lambda shape, name: parameter_dims(
+                    shape, experts=mixtures.of_parameter(name) if mixtures else None
+                ),
                 ref=None if any(p.row_hashes for p in (theirs, *ours.values())) else theirs.ref,
                 name=name,
                 declared=_declared(names[name], layouts or {}),

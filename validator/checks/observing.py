@@ -1,12 +1,14 @@
 """Looks at each edge as it is judged: keeps its profile, and its values where they are wanted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from validator.align.traces import View
+from validator.align.dims import root_sizes
+from validator.align.traces import Trace, TraceCall, View
 from validator.checks.edge_values import values_of
 from validator.checks.findings import Check, Judgement
+from validator.checks.heads import HeadSizes
 from validator.checks.judge import Band, Bench
 from validator.checks.judged_values import StoredEdge
 from validator.checks.module_code import CodeEdge
@@ -24,9 +26,11 @@ class Observer:
     """Looks at edges.
 
     Attributes:
+        heads: which edges hold heads.
         store: where values are written, or None.
     """
 
+    heads: HeadSizes = field(default_factory=HeadSizes)
     store: ValuesWriter | None = None
 
     def look(
@@ -34,6 +38,8 @@ class Observer:
         judgement: Judgement,
         edge: CodeEdge,
         *,
+        call: TraceCall,
+        trace: Trace,
         band: Band | None,
         judged: Tensor | None,
         view: View,
@@ -44,6 +50,8 @@ class Observer:
         Args:
             judgement: what is said of it.
             edge: its values.
+            call: whose input or output it is.
+            trace: the candidate's run.
             band: what rounding explains; None where nothing is computed.
             judged: `[*]` boolean, or None for all.
             view: whose copies are judged.
@@ -67,4 +75,17 @@ class Observer:
                 shape=tuple(edge.cand.data.shape),
             )
             self.store.put(stored, values)
-        return profile_of(values)
+        of_heads = self.heads.outputs if edge.into is None else self.heads.inputs
+        return profile_of(
+            values, sequences=_sequences(edge, call, trace), head_size=of_heads.get(call.module)
+        )
+
+
+def _sequences(edge: CodeEdge, call: TraceCall, trace: Trace) -> int:
+    """Return how many sequences follow each other in the first dim of an edge."""
+    root = trace.calls.get(call.root)
+    shapes = {} if root is None else {path: (given.shape, given.dtype) for path, given in root.inputs.items()}
+    sizes = root_sizes(shapes)
+    shape, dims = edge.cand.data.shape, edge.cand.dims
+    is_flat = sizes is not None and dims[:1] == ("token",) and shape[0] == sizes.batch * sizes.tokens
+    return sizes.batch if sizes is not None and is_flat else 1

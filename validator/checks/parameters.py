@@ -148,6 +148,7 @@ def _compare(
             reference=exact.to(torch.float64),
             candidate=logical.data.to(torch.float64),
             others=lambda: _others(tensors, name, logical.data),
+            rows=logical.dims[0] if logical.dims else "channel",
         )
         or parameter_layout(reference=exact.to(torch.float64), candidate=logical, world_size=trace.world_size)
         or _fused_layout(name, tensors, trace, view),
@@ -221,7 +222,9 @@ def _absent(name: str, tensor: Tensor, trace: Trace) -> _Comparison | str | None
             evidence=Evidence(shape=tuple(tensor.shape)),
             summary=f"{module or 'the model'}: parameter {leaf}: the candidate has no such parameter",
         )
-    if module in trace.unmatched_reference or any(fired == module for fired, _ in trace.calls):
+    if module in trace.unmatched_reference or module in trace.left_out:
+        return None
+    if any(fired == module for fired, _ in trace.calls):
         return None
     return f"{leaf} is not compared: the candidate has none under this name, and the module did not run"
 

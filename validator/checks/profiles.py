@@ -42,9 +42,10 @@ class Line:
     """The error along one dim of an edge, or over the ranks that hold it.
 
     Attributes:
-        axis: the dim's meaning (`"token"`, `"channel"`, ...), `"dim 2"` where it has none, or `"rank"`.
+        axis: the dim's meaning (`"token"`, `"channel"`, ...), `"dim 2"` where it has none, or `"rank"`. A dim
+            may have two: channels are those of heads, and tokens of several sequences follow each other.
         dim: which dim; None for ranks.
-        size: of the dim, or number of ranks.
+        size: places along the axis, or number of ranks.
         starts: the first index of each bin, or the ranks.
         largest, rms: of the error in each bin; NaN where nothing is judged, inf where a value is of another
             class than the oracle's (NaN for a number, ...).

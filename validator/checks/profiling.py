@@ -4,7 +4,7 @@ Shape legend: * = the edge's shape.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,19 +27,20 @@ _AROUND = (2, 4)
 """Rows and columns that are shown on either side of the worst element."""
 
 
-def profile_of(values: EdgeValues) -> Profile:
+def profile_of(values: EdgeValues, *, sequences: int = 1, head_size: int | None = None) -> Profile:
     """Return what an edge looks like.
 
     Args:
         values: of the edge.
+        sequences: so many follow each other in its first dim, which are to be told apart.
+        head_size: channels of a head, where its channels are those of heads.
     """
     is_exact = values.is_exact
     unit = Unit.BAND if not is_exact else Unit.ULP if values.ulp is not None else Unit.DIFFERENCE
     error = values.error()
     lines = []
     if error.numel():
-        lines = [_along(error, dim, values.dims) for dim in range(error.dim()) if error.shape[dim] > 1]
-        lines += _over_ranks(error, values.parts)
+        lines = [*_over_dims(error, values.dims, sequences, head_size), *_over_ranks(error, values.parts)]
     judged = error[~error.isnan()]
     return Profile(
         unit=unit,
@@ -52,12 +53,35 @@ def profile_of(values: EdgeValues) -> Profile:
     )
 
 
-def _along(error: Tensor, dim: int, dims: Sequence[str]) -> Line:
-    """Reduce the error to one dim, and that to bins."""
-    size = error.shape[dim]
+def _over_dims(error: Tensor, dims: Sequence[str], sequences: int, head_size: int | None) -> Iterator[Line]:
+    """Reduce the error to each dim of more than one place, and to the parts that a dim is made of."""
+    for dim, (size, meaning) in enumerate(zip(error.shape, dims, strict=True)):
+        axis = meaning if meaning and dims.count(meaning) == 1 else f"dim {dim}"
+        if dim == 0 and sequences > 1:
+            parts = error.unflatten(0, (sequences, -1))
+            yield _along(parts, 0, dim, "batch")
+            if parts.shape[1] > 1:
+                yield _along(parts, 1, dim, axis)
+            continue
+        if axis == "channel" and head_size and size % head_size == 0 and size > head_size:
+            yield _along(error.unflatten(dim, (-1, head_size)), dim, dim, "head")
+        if size > 1:
+            yield _along(error, dim, dim, axis)
+
+
+def _along(error: Tensor, over: int, dim: int, axis: str) -> Line:
+    """Reduce the error to one of its dims, and that to bins.
+
+    Args:
+        error: of the edge, a dim of which may be split.
+        over: the dim of `error`.
+        dim: the dim of the edge that it is, or is a part of.
+        axis: what it is called.
+    """
+    size = error.shape[over]
     width = math.ceil(size / BINS)
     starts = range(0, size, width)
-    rows = error.movedim(dim, 0).reshape(size, -1)
+    rows = error.movedim(over, 0).reshape(size, -1)
     figures = (
         (rows.nan_to_num(-1.0, posinf=math.inf).amax(1), -1.0),
         (rows.square().nansum(1), 0.0),
@@ -68,9 +92,8 @@ def _along(error: Tensor, dim: int, dims: Sequence[str]) -> Line:
         pad(figure, (0, spare), value=fill).reshape(len(starts), width) for figure, fill in figures
     )
     total = count.sum(1)
-    is_named = dims[dim] != "" and dims.count(dims[dim]) == 1
     return Line(
-        axis=dims[dim] if is_named else f"dim {dim}",
+        axis=axis,
         dim=dim,
         size=size,
         starts=starts,

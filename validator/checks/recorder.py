@@ -129,6 +129,8 @@ class Recorder:
             profile = self.observer.look(
                 judgement,
                 edge,
+                call=edge.into or call,
+                trace=self.trace,
                 band=None if ruling.recipe is None else ruling.band,
                 judged=ruling.judged,
                 view=self.view,

@@ -7,7 +7,8 @@ import pytest
 
 from validator.checks.findings import Judgement, Outcome
 from validator.checks.profiles import Line, OutputProfile, Position, Profile, Sample, Unit
-from validator.report.figures.positions import kl_figure, positions_figure
+from validator.report.figures.positions import kl_figure, positions_figure, token_errors
+from validator.report.page.rendering import to_html
 
 OUTPUT = OutputProfile(
     places=((0, 0), (0, 1), (1, 0), (1, 1)),
@@ -57,6 +58,35 @@ def test_positions_show_the_worst_edge_of_a_layer_at_each_token(aligned: Outcome
     assert heat["z"][1][1] is None
 
 
+def test_edges_of_other_tokens_are_named_where_they_are_left_out(aligned: Outcome) -> None:
+    said = list(aligned.judgements)
+    said[1] = with_tokens(said[1], 0.1, 0.5, 0.2)
+    said[2] = with_tokens(said[2], 0.3, 0.1, 0.2)
+    said[4] = with_tokens(said[4], 9.0)
+    profile = with_tokens(said[5], 9.0).profile
+    assert profile is not None
+    said[5] = replace(said[5], profile=replace(profile, lines=()))
+    said[7] = replace(said[5], module="exact", profile=replace(profile, unit=Unit.ULP))
+    some = replace(aligned, judgements=tuple(said))
+    found, figure = token_errors(some), positions_figure(some)
+    assert found is not None
+    assert figure is not None
+    assert (found.size, found.layers, found.errors) == (3, ("0",), ((0.3, 0.5, 0.2),))
+    names = ("model.layers.1.mlp.down_proj (function)", "model.layers.1.mlp (wiring)")
+    assert found.left_out == names
+    assert figure["layout"]["title"]["text"] == "without 2 edges that have no dim of 3 tokens"
+    assert f"Left out are edges without a dim of 3 tokens: {', '.join(names)}." in to_html(some)
+
+
+def test_where_all_edges_are_told_none_is_called_left_out(aligned: Outcome) -> None:
+    whole = replace(aligned, judgements=(with_tokens(aligned.judgements[1], 0.1, 0.5),))
+    found, figure = token_errors(whole), positions_figure(whole)
+    assert found is not None
+    assert figure is not None
+    assert (found.left_out, "title" in figure["layout"]) == ((), False)
+    assert "Left out" not in to_html(whole)
+
+
 def test_layers_whose_labels_are_alike_are_told_apart(aligned: Outcome) -> None:
     said = tuple(
         with_tokens(replace(aligned.judgements[1], module=f"{'a' * 130}{n}{'b' * 130}.0"), error)
@@ -88,6 +118,8 @@ def test_the_output_is_a_line_a_sequence_with_the_noise_beside(aligned: Outcome)
     assert (second["x"], second["text"]) == ([0, 1], ["token 0: 0", "token 1: 2.0e-3"])
     assert figure is not None
     assert figure["layout"]["shapes"][0]["y0"] == 6.02e-4
+    assert figure["layout"]["title"]["text"] == "dashed: noise alone, 6.0e-4 nats"
+    assert "annotations" not in figure["layout"]  # which would lie over the lines
     assert kl_figure(aligned) is None
 
 
@@ -100,6 +132,7 @@ def test_the_kl_of_a_wide_format_is_drawn_at_its_own_height(floor: float | None,
     assert first["y"][1] < 4e-11
     assert figure is not None
     assert [line["y0"] for line in figure["layout"].get("shapes", [])] == ([floor] if floor else [])
+    assert ("title" in figure["layout"]) == bool(floor)
 
 
 def test_of_a_long_run_the_worst_of_neighbouring_positions_is_shown(aligned: Outcome) -> None:

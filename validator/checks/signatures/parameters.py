@@ -17,7 +17,11 @@ __all__ = ["parameter_signature"]
 
 
 def parameter_signature(
-    *, reference: Tensor, candidate: Tensor, others: Callable[[], Iterable[tuple[str, Tensor]]]
+    *,
+    reference: Tensor,
+    candidate: Tensor,
+    others: Callable[[], Iterable[tuple[str, Tensor]]],
+    rows: str = "channel",
 ) -> Signature | None:
     """Say how a parameter came to differ.
 
@@ -25,6 +29,7 @@ def parameter_signature(
         reference: `[*]` float64, rounded to the candidate's format.
         candidate: `[*]` float64.
         others: the reference's other parameters of this shape with their names, in float64.
+        rows: what the first dim means.
 
     Returns:
         `other_parameter` (with its `name`), `permutation` (of rows or columns, with the `dim` and whether
@@ -40,9 +45,7 @@ def parameter_signature(
             moved = order.diff()
             block = int((moved != 1).sum()) + 1
             parameters: dict[str, Any] = {"dim": dim, "blocks": block, "block_size": len(order) // block}
-            # Stacked parameters are those of experts.
-            meaning = "expert" if candidate.dim() > 2 and dim == 0 else "channel"
-            if names := order_names(order.numpy(), meaning=meaning):
+            if names := order_names(order.numpy(), meaning=rows if dim == 0 else "channel"):
                 parameters["is"], parameters["should_be"] = names
             return Signature(kind="permutation", parameters=parameters, residual_ulp=0.0)
     differs = (reference != candidate) & (reference != 0)

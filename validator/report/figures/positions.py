@@ -9,17 +9,19 @@ from typing import Any
 from validator import digits
 from validator.checks.findings import Outcome
 from validator.checks.profiles import Line, Unit
+from validator.report import phrases
 from validator.report.figures.drawing import (
     PALETTE,
     ErrorAxis,
     Figure,
+    edge_label,
     error_title,
     label,
     limit_line,
     told,
 )
 from validator.report.figures.heat import ROWS, limit_scale, named_axis, shade
-from validator.report.figures.layers import layers_of, place_of
+from validator.report.figures.layers import layer_words, layers_of, place_of
 
 __all__ = ["PositionKL", "TokenErrors", "kl_figure", "position_kl", "positions_figure", "token_errors"]
 
@@ -36,12 +38,16 @@ class TokenErrors:
         starts: first token of each bin.
         tokens: the tokens of each bin, as text.
         errors: of each layer, of each bin; NaN where nothing was judged.
+        size: how many tokens there are.
+        left_out: names of the edges that are held to a band, but have no dim of so many tokens.
     """
 
     layers: tuple[str, ...]
     starts: tuple[int, ...]
     tokens: tuple[str, ...]
     errors: tuple[tuple[float, ...], ...]
+    size: int
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +73,18 @@ class PositionKL:
 def token_errors(outcome: Outcome) -> TokenErrors | None:
     """Return which tokens the errors of each layer are at; None where no profile tells.
 
-    Layers whose edges have several numbers of tokens are told by the edges of the most frequent one.
+    Where edges have several numbers of tokens it tells of those with the most frequent one.
     """
-    lines = [
-        (place_of(j.module).layer, line)
+    judged = [
+        (j, next((line for line in j.profile.lines if line.axis == "token"), None))
         for j in outcome.judgements
         if j.profile is not None and j.profile.unit is Unit.BAND
-        for line in j.profile.lines
-        if line.axis == "token"
     ]
-    if not lines:
+    sizes = Counter(line.size for _, line in judged if line is not None)
+    if not sizes:
         return None
-    size = Counter(line.size for _, line in lines).most_common(1)[0][0]
-    kept = [(layer, line) for layer, line in lines if line.size == size]
+    size = sizes.most_common(1)[0][0]
+    kept = [(place_of(j.module).layer, line) for j, line in judged if line is not None and line.size == size]
     columns = layers_of(j.module for j in outcome.judgements)
     rows = [layer for layer in columns if any(layer == of for of, _ in kept)]
     starts = kept[0][1].starts
@@ -89,6 +94,8 @@ def token_errors(outcome: Outcome) -> TokenErrors | None:
         starts=tuple(starts),
         tokens=tuple(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, lasts, strict=True)),
         errors=tuple(_worst_of([line for of, line in kept if of == layer]) for layer in rows),
+        size=size,
+        left_out=tuple(edge_label(j) for j, line in judged if line is None or line.size != size),
     )
 
 
@@ -106,7 +113,7 @@ def positions_figure(outcome: Outcome) -> Figure | None:
                 "z": [[shade(value) for value in line] for line in found.errors],
                 "text": [
                     [
-                        f"layer {label(name)}, token {token}: {error}"
+                        f"{label(layer_words(name))}, token {token}: {error}"
                         for token, error in zip(found.tokens, told(line), strict=True)
                     ]
                     for name, line in zip(found.layers, found.errors, strict=True)
@@ -116,6 +123,7 @@ def positions_figure(outcome: Outcome) -> Figure | None:
             }
         ],
         "layout": {
+            **({"title": {"text": _without(found)}} if found.left_out else {}),
             "xaxis": {"title": {"text": "token"}},
             "yaxis": {"title": {"text": "layer"}, "autorange": "reversed", **named_axis(found.layers, ROWS)},
         },
@@ -180,18 +188,12 @@ def kl_figure(outcome: Outcome) -> Figure | None:
     }
     if floor is not None:
         layout["shapes"] = [limit_line(floor)]
-        layout["annotations"] = [
-            {
-                "xref": "paper",
-                "x": 1,
-                "y": math.log10(floor),
-                "xanchor": "right",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "text": f"noise like that of the logits: {digits.number(floor)}",
-            }
-        ]
+        layout["title"] = {"text": f"dashed: noise alone, {digits.number(floor)} nats"}
     return {"data": traces, "layout": layout}
+
+
+def _without(found: TokenErrors) -> str:
+    return f"without {phrases.count(len(found.left_out), 'edge')} that have no dim of {found.size} tokens"
 
 
 def _floor(outcome: Outcome) -> float | None:
