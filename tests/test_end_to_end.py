@@ -2,6 +2,8 @@
 
 import errno
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +78,21 @@ def reference():
 def candidate():
     return Normed().to(torch.bfloat16)
 """
+# The whole model lies in another, as DistributedDataParallel holds it.
+WRAPPED = f"""{FAULTY.replace("candidate", "bare")}
+
+class Wrapper(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids):
+        return self.module(input_ids)
+
+
+def candidate():
+    return Wrapper(bare())
+"""
 FLOAT32 = """
 def candidate():
     return Net()
@@ -94,6 +111,16 @@ def checked(*args: str | Path, code: int) -> dict[str, Any]:
     assert done.exit_code == code, document.get("findings", document)
     jsonschema.validate(document, schema())
     return document
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.replace(" \\\n", " ").split())
+
+
+def printed_next(text: str) -> str | None:
+    """Return the command that a report says to go on with, put together again from its lines."""
+    found = re.search(r"^  next +((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    return None if found is None else unwrapped(found[1])
 
 
 def test_a_healthy_port_is_aligned(tmp_path: Path) -> None:
@@ -185,13 +212,50 @@ def test_a_narrowed_check_that_finds_nothing_is_inconclusive_and_says_what_is_mi
 ) -> None:
     document = checked(write_port(tmp_path), "--include", "up", code=3)
     assert document["verdict"] == "inconclusive"
-    assert "no check judged embed, head" in document["why_inconclusive"]
-    assert {item["module"] for item in document["checked"]["unchecked"]} == {"embed", "head"}
+    assert document["why_inconclusive"] == [
+        "3 modules, the model itself among them, were left out by --include up: no check judged them"
+    ]
+    assert (document["checked"]["unchecked"], document["notes"]) == ([], [])
+    assert document["run"]["candidate"]["modules"] == {"include": ["up"]}
 
 
 def test_a_narrowed_check_still_finds_the_fault(tmp_path: Path) -> None:
     target = write_port(tmp_path, FAULTY)
     assert checked(target, "--include", "up", code=1)["first_divergence"]["module"] == "up"
+
+
+def test_the_commands_that_are_printed_lead_on_to_a_reproducer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_port(tmp_path, FAULTY)
+    command, seen = "validator check port.py --recipe eager", []
+    while command is not None:
+        seen.append(command)
+        done = run(*shlex.split(command)[1:])
+        assert done.exit_code == 1, done.stdout
+        assert done.stdout.startswith("divergent: first at up\n")
+        command = printed_next(done.stdout)
+    assert seen[1:] == [
+        "validator check port.py --recipe eager --include 'up*' --keep run",
+        "validator check port.py --recipe eager --include 'up*' --repro repro",
+    ]
+    assert "repro/reproduce.py reproduces the code of up: up" in unwrapped(done.stdout)
+    shown = subprocess.run(
+        [sys.executable, "repro/reproduce.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "WRONG" in shown.stdout
+
+
+def test_the_next_command_looks_for_the_module_by_the_candidates_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_port(tmp_path, WRAPPED)
+    command = printed_next(run("check", "port.py").stdout)
+    assert command is not None
+    assert "--include 'module.up*'" in command
+    assert run(*shlex.split(command)[1:-2]).exit_code == 1
 
 
 def test_an_excluded_module_is_judged_as_part_of_its_parent(tmp_path: Path) -> None:

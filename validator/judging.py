@@ -17,6 +17,7 @@ from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture
 from validator.checks.endtoend import end_to_end
 from validator.checks.engine import elements_of, policy_of, roll_up, run_checks
+from validator.checks.heads import head_sizes
 from validator.checks.observing import Observer
 from validator.checks.output_positions import output_profile
 from validator.checks.padding import real_positions
@@ -108,7 +109,14 @@ def judged(
             raise MismatchError(f"{cand.path} holds no steps, and the reference was not run")
         ours = ref.rank(0)
         real = real_positions(ours)
-        trace = build_trace(cand=ranks, ref=ours, names=names, layout=layout, mesh=mesh)
+        trace = build_trace(
+            cand=ranks,
+            ref=ours,
+            names=names,
+            layout=layout,
+            mesh=mesh,
+            selection=cand.manifest.selection,
+        )
         trace = replace(trace, steps=steps, requantised=None if recipe is None else recipe.requantised)
         if not trace.calls:
             raise MismatchError(
@@ -116,7 +124,9 @@ def judged(
                 "the other; were both run on the same inputs, in the same way?"
             )
         with nullcontext() if values is None else ValuesWriter(values) as store:
-            observer = Observer(store=store) if profiles or store is not None else None
+            observer = None
+            if profiles or store is not None:
+                observer = Observer(heads=head_sizes(reference), store=store)
             outcome = run_checks(
                 reference=reference,
                 trace=trace,
@@ -159,8 +169,11 @@ def _with_operators(ranks: Sequence[RankCapture]) -> set[str]:
 
 
 def _run_of(about: Mapping[str, Any], ref: Capture, cand: Capture) -> Mapping[str, Any]:
-    sides = (("reference", ref), ("candidate", cand))
-    return {
-        **about,
-        **{side: {**about.get(side, {}), **manifest_metadata(captured.manifest)} for side, captured in sides},
+    sides = {
+        side: {**about.get(side, {}), **manifest_metadata(captured.manifest)}
+        for side, captured in (("reference", ref), ("candidate", cand))
     }
+    globs = {"include": cand.manifest.include, "exclude": cand.manifest.exclude}
+    chosen = {option: list(given) for option, given in globs.items() if given}
+    sides["candidate"] |= {"modules": chosen} if chosen else {}
+    return {**about, **sides}

@@ -74,14 +74,19 @@ class SideRun:
             target = load_target(self.source)
         return target if self.inputs is None else target.fed_from(self.inputs)
 
-    def command(self) -> str:
-        """Return the `validator check` that runs this candidate, for messages."""
+    def command(self, *, recipe: str | None = None) -> str:
+        """Return the `validator check` that runs this candidate, all of its modules, for messages.
+
+        Args:
+            recipe: what was declared besides the target; None for nothing.
+        """
         words = ["validator", "check", self.source]
         for name, value in (("nproc", self.nproc if self.nproc > 1 else None), ("device", self.device)):
             words += [] if value is None else [f"--{name}", str(value)]
         for name, value in (("dtype", self.dtype), ("tp", None if self.tp is None else str(self.tp))):
             words += [] if value is None else [f"--{name}", value]
-        words += [] if self.plant is None else ["--plant", self.plant]
+        for name, value in (("recipe", recipe), ("plant", self.plant)):
+            words += [] if value is None else [f"--{name}", value]
         return shlex.join(words)
 
 

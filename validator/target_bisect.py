@@ -157,7 +157,8 @@ def bisect_target(
         "reference": {"source": source},
         "candidate": {"source": str(capture or source)},
     }
-    return BisectionResult.of(found, about, command=None if capture is not None else run.command())
+    command = None if capture is not None else run.command(recipe=recipe)
+    return BisectionResult.of(found, about, command=command)
 
 
 def _no_module(module: str, names: Iterable[str]) -> str:

@@ -127,6 +127,14 @@ def check_target(
             tell("noise", 0, 1)
             capture_side(replace(ref_run, noise=RUNS, dtype=like, recipe=run.recipe), target, reference)
             tell("noise", 1, 1)
+        about: dict[str, Any] = {
+            "reference": {"source": source},
+            "candidate": {"source": str(capture or source)},
+        }
+        if capture is None and given is None:
+            made = {"kept": keep, "reproducer": repro}
+            about |= {"command": run.command(recipe=recipe)}
+            about |= {name: str(place) for name, place in made.items() if place is not None}
         return judged(
             reference=reference,
             ref=open_capture(ref_run.output),
@@ -136,11 +144,7 @@ def check_target(
             names=target.names,
             layout=target.layout,
             mesh=target.mesh,
-            about={
-                "reference": {"source": source},
-                "candidate": {"source": str(capture or source)},
-                **({"command": run.command()} if capture is None and given is None else {}),
-            },
+            about=about,
             progress=tell,
             repro=repro,
             profiles=profiles,

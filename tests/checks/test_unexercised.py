@@ -1,11 +1,14 @@
 """Weights, routing and positions that a run leaves without effect."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.checks.build import check, edge
-from validator.align.traces import Trace, TraceCall, View
+from tests.checks.build import check, edge, traced
+from validator.align.traces import LeftOut, Trace, TraceCall, View
 from validator.checks.unexercised import unexercised
 
 WIDTH = 16
@@ -84,6 +87,24 @@ def test_modules_of_a_list_that_were_never_called_are_named_together() -> None:
     assert [(u.module, u.propose) for u in outcome.unobservable if u.what == "a wrong expert"] == [
         ("experts", "a prompt that routes tokens to 0, 2")
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "propose"),
+    [
+        ({}, ["a prompt that routes tokens to 0, 2"]),
+        ({"left_out": LeftOut(modules=("experts.0",))}, ["a prompt that routes tokens to 2"]),
+        ({"left_out": LeftOut(modules=("experts.0", "experts.2"))}, []),
+        ({"unmatched_reference": ("experts.2",)}, ["a prompt that routes tokens to 0"]),
+    ],
+    ids=["silent", "one-left-out", "all-left-out", "called-in-the-reference"],
+)
+def test_that_no_token_reached_a_module_is_not_said_of_one_that_was_left_out_or_called(
+    fields: dict[str, Any], propose: list[str]
+) -> None:
+    model, inputs = Mixture(), {"x": normal(32, WIDTH)}
+    trace = replace(traced(model, model, inputs), **fields)
+    assert [u.propose for u in unexercised(model, trace, trace.views[0])] == propose
 
 
 class Windowed(nn.Module):

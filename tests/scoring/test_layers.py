@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from validator.checks.findings import Verdict
+from validator.checks.findings import Check, Verdict
 from validator.errors import MismatchError
 from validator.scoring import layers
 from validator.scoring.layers import blame
@@ -16,13 +16,20 @@ IDS = torch.tensor([[1, 2, 3]])
 
 def result(*findings: str, why: str = "", run: dict[str, str] | None = None) -> Any:
     """Return a result with findings in these modules, inconclusive where a reason is given."""
-    made = [SimpleNamespace(module=name, summary=f"{name} is wrong") for name in findings]
+    made = [finding(name) for name in findings]
     verdict = Verdict.INCONCLUSIVE if why else Verdict.DIVERGENT if findings else Verdict.ALIGNED
     return SimpleNamespace(
         first_divergence=None,
         findings=tuple(made),
         verdict=verdict,
         outcome=SimpleNamespace(why_inconclusive=(why,) if why else (), run=run or {}),
+    )
+
+
+def finding(module: str) -> Any:
+    """Return what is read of a finding."""
+    return SimpleNamespace(
+        module=module, candidate_module=module, check=Check.FUNCTION, summary=f"{module} is wrong"
     )
 
 

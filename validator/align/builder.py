@@ -12,7 +12,9 @@ from validator.align.expert_ranks import number_experts
 from validator.align.inside import join_operators
 from validator.align.late_sums import mark_terms, move_late_sums
 from validator.align.layer_numbers import number_layers
+from validator.align.left_out import find_left_out
 from validator.align.microbatches import join_microbatches
+from validator.align.mixtures import Mixtures, choices, find_mixtures
 from validator.align.names import map_modules
 from validator.align.naming import name_captures
 from validator.align.parameters import join_parameters
@@ -24,12 +26,15 @@ from validator.align.stages import join_stages
 from validator.align.tokens import UnknownOrderError, find_token_order, splits_tokens
 from validator.align.traces import Trace, TraceCall
 from validator.capturing.records import Call, RankCapture, TensorRef
+from validator.capturing.selection import Selection
 from validator.errors import LayoutError, MismatchError
 from validator.sharding.inference import Habits
 from validator.sharding.layout import Layout, resolve_layouts
 from validator.sharding.meshes import declared_mesh, recorded_mesh
 
 __all__ = ["build_trace"]
+
+_ALL = Selection()
 
 
 def build_trace(
@@ -40,6 +45,7 @@ def build_trace(
     layout: Mapping[str, str] | None = None,
     mesh: Mapping[str, int] | None = None,
     expands_batch: bool = True,
+    selection: Selection = _ALL,
 ) -> Trace:
     """Put a candidate's capture into the reference's names and shapes.
 
@@ -52,6 +58,7 @@ def build_trace(
         layout: candidate fqn pattern to a line; see `sharding.layout`.
         mesh: sizes of the axes on which the ranks stand, row-major; by default those of the DTensors.
         expands_batch: see `join_side`. Inputs and outputs of the model itself are of one shape anyway.
+        selection: which of its modules the candidate's capture was to hold; by default all.
 
     Returns:
         The trace. What could not be put together is in `problems`, never left out in silence.
@@ -90,7 +97,10 @@ def build_trace(
     cand = join_residuals(cand=named.captures, ref=ref, modules=modules)
     cand = join_stages(cand=cand, ref=ref, modules=modules)
     cand = join_microbatches(cand=cand, ref=ref, modules=modules, batch=batch)
-    parameters = join_parameters(cand=cand, ref=ref, rename=named.rename, habits=habits, layouts=layouts)
+    mixtures = find_mixtures(ref)
+    parameters = join_parameters(
+        cand=cand, ref=ref, rename=named.rename, habits=habits, layouts=layouts, mixtures=mixtures
+    )
     cand = mark_terms(number_experts(cand, parameters.edges, modules), ref, modules)
     matched = match_calls(cand=cand, ref=ref, modules=modules)
     habits.inputs = None if sizes is None else (sizes.batch, sizes.tokens)
@@ -105,10 +115,11 @@ def build_trace(
         return numbered.own(named.own(name), rank)
 
     problems = [*named.problems, *parameters.problems, *matched.problems]
-    joiner = _CallJoiner(ref, own, layouts, cand, problems, habits, expands_batch=expands_batch)
+    joiner = _CallJoiner(ref, own, layouts, cand, problems, habits, mixtures, expands_batch=expands_batch)
     joined_calls = [joiner.join(call) for call in matched.calls]
     calls = {(call.module, call.n): call for call in joined_calls if call is not None}
     shared = set(modules.values())
+    left_out = find_left_out(ref=ref, named=named, own=own, selection=selection)
     return Trace(
         calls=calls,
         parameters={name: joined.edge for name, joined in parameters.edges.items()},
@@ -118,13 +129,16 @@ def build_trace(
         },
         views=find_views((c.rank for c in cand), [*parameters.edges.values(), *joiner.edges]),
         world_size=len(cand),
-        problems=tuple(problems),
+        problems=tuple(problem for problem in problems if problem[0] not in left_out),
         missing_outputs=tuple(dict.fromkeys(joiner.missing_outputs)),
-        unmatched_reference=tuple(name for name in theirs if name not in shared),
+        unmatched_reference=tuple(name for name in theirs if name not in shared and name not in left_out),
         unmatched_candidate=tuple(dict.fromkeys(n for c in cand for n in _fired(c) if n not in modules)),
         found_names=named.found,
         unmatched_parameters=parameters.unmatched,
-        missing_parameters=parameters.missing,
+        missing_parameters=tuple(
+            name for name in parameters.missing if name.rpartition(".")[0] not in left_out
+        ),
+        left_out=left_out,
     )
 
 
@@ -144,6 +158,7 @@ class _CallJoiner:
         cand: Sequence[RankCapture],
         problems: list[tuple[str, str]],
         habits: Habits,
+        mixtures: Mixtures,
         *,
         expands_batch: bool,
     ) -> None:
@@ -157,8 +172,13 @@ class _CallJoiner:
         self._returned = returned_inside(cand, self._sums)
         self._problems = problems
         self._habits = habits
+        self._mixtures = mixtures
         self._expands_batch = expands_batch
         self._by_id = {call.id: call for call in ref.calls}
+        self._inside: dict[int, list[Call]] = {}
+        for call in ref.calls:
+            if call.parent is not None:
+                self._inside.setdefault(call.parent, []).append(call)
         self._sizes: dict[int, RootSizes | None] = {}  # by the outermost call
 
     def join(self, call: MatchedCall) -> TraceCall | None:
@@ -174,14 +194,13 @@ class _CallJoiner:
         ref = call.ref
         first = call.cand[min(call.cand)]
         layout = self._layouts.get(first.module, Layout())
-        dims = self._dims_of(call.ref)
         parent = (call.parent.module, call.parent.n) if call.parent else None
         parent = self._left_out.get(parent, parent) if parent else None
         expands_batch = self._expands_batch and ref.parent is not None
         inputs = join_side(
             cand={rank: ours.inputs for rank, ours in call.cand.items()},
             ref=ref.inputs,
-            dims_of=dims,
+            dims_of=self._dims_of(ref),
             declared=partial(layout.of, "input"),
             expands_batch=expands_batch,
             name=f"{ref.module} input",
@@ -191,7 +210,7 @@ class _CallJoiner:
         outputs = join_side(
             cand={rank: ours.outputs for rank, ours in call.cand.items()},
             ref=ref.outputs,
-            dims_of=dims,
+            dims_of=self._dims_of(ref, experts=self._mixtures.routers.get(ref.module)),
             declared=partial(layout.of, "output"),
             expands_batch=expands_batch,
             name=f"{ref.module} output",
@@ -251,7 +270,7 @@ class _CallJoiner:
         outer = self._outermost(call)
         return outer.module, outer.n
 
-    def _dims_of(self, call: Call) -> DimsOf:
+    def _dims_of(self, call: Call, *, experts: int | None = None) -> DimsOf:
         outer = self._outermost(call)
         if outer.id not in self._sizes:
             own = None if outer.module else _sizes(outer)
@@ -259,11 +278,10 @@ class _CallJoiner:
         sizes = self._sizes[outer.id]
         if sizes is None:
             return lambda shape, path: ("",) * len(shape)
-        info = self._ref.modules.get(call.module)
-        of_module = partial(
-            dims_of, batch=sizes.batch, tokens=sizes.tokens, module_type=info.type if info else ""
-        )
-        return lambda shape, path: of_module(shape, path=path)
+        inside = (child.outputs for child in self._inside.get(call.id, ()))
+        chosen = choices(call.inputs, call.outputs, *inside)
+        of_call = partial(dims_of, batch=sizes.batch, tokens=sizes.tokens, experts=experts, choices=chosen)
+        return lambda shape, path: of_call(shape, path=path)
 
 
 def _lacks_inputs(inputs: JoinedSide, theirs: Mapping[str, Any]) -> bool:

@@ -15,7 +15,17 @@ from validator.align.inside import TraceOperator
 from validator.capturing.records import Statistics
 from validator.sharding.plan import Part
 
-__all__ = ["Edge", "LogicalTensor", "Part", "PartialSum", "StepTokens", "Trace", "TraceCall", "View"]
+__all__ = [
+    "Edge",
+    "LeftOut",
+    "LogicalTensor",
+    "Part",
+    "PartialSum",
+    "StepTokens",
+    "Trace",
+    "TraceCall",
+    "View",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +64,7 @@ class Edge:
         dtype: the torch name without `torch.`.
         shape: of the logical tensor.
         read: the logical tensor as a view saw it.
+        is_replicated: whether ranks hold copies of the same part of it.
         disagreeing: ranks whose replica differs from that of the lowest rank; empty if all agree.
         odd_rank: the one rank whose replica differs from those of a majority, which are alike; None where
             fewer than three ranks hold replicas, or nothing says which is the odd one.
@@ -73,6 +84,7 @@ class Edge:
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[View], LogicalTensor] = field(repr=False, compare=False)
+    is_replicated: bool = False
     disagreeing: tuple[int, ...] = ()
     odd_rank: int | None = None
     stream: Callable[[View], Iterator[torch.Tensor]] | None = field(default=None, repr=False, compare=False)
@@ -209,6 +221,30 @@ def _reordered(parts: Iterable[Part], order: torch.Tensor) -> Iterator[Part]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """What a user chose not to look at.
+
+    Attributes:
+        modules: of the reference, that ran or hold parameters.
+        options: what chose them, as on the command line.
+    """
+
+    modules: tuple[str, ...] = ()
+    options: str = ""
+
+    def __contains__(self, module: object) -> bool:
+        return module in self.modules
+
+    def told(self) -> str:
+        """Say in words how many they are and what left them out."""
+        if self.modules == ("",):
+            return f"the model itself was left out by {self.options}"
+        whole = ", the model itself among them," if "" in self.modules else ""
+        count = f"{len(self.modules)} modules{whole} were" if len(self.modules) > 1 else "1 module was"
+        return f"{count} left out by {self.options}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A candidate's whole run in the reference's names.
 
@@ -221,6 +257,8 @@ class Trace:
         problems: edges that could not be put together: `(module, why)`.
         missing_outputs: floating outputs that the reference has and the candidate has not: `(module, path)`.
         unmatched_reference, unmatched_candidate: modules that fired on one side alone.
+        left_out: modules of the reference whose partners a user chose not to look at; they are not among
+            those that fired in the reference alone, though their parameters are.
         found_names: what structure and values told of the candidate's names, as the target's `names` would.
         unmatched_parameters: names on one side alone: (of the reference, of the candidate).
         missing_parameters: those of the reference alone whose module the candidate has, captured, with
@@ -238,6 +276,7 @@ class Trace:
     missing_outputs: tuple[tuple[str, str], ...] = ()
     unmatched_reference: tuple[str, ...] = ()
     unmatched_candidate: tuple[str, ...] = ()
+    left_out: LeftOut = LeftOut()
     found_names: Mapping[str, str] = field(default_factory=dict)
     unmatched_parameters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     missing_parameters: tuple[str, ...] = ()

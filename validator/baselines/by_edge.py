@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from validator.capturing.digest import row_hashes
 from validator.capturing.reader import Capture
-from validator.capturing.selection import Selection
 from validator.errors import MismatchError
 from validator.judging import judged
 from validator.judging_thin import is_thin
@@ -79,7 +78,7 @@ def _recorded_recipe(target: Target, ref: Capture, name: str) -> Recipe | None:
 def _require_stored_weights(model: nn.Module, ref: Capture, target: Target, name: str) -> None:
     """Refuse a reference that is another by now: its modules would not make what is stored."""
     stored, manifest = ref.rank(0).parameters, ref.manifest
-    kept = Selection(include=manifest.include, exclude=manifest.exclude)
+    kept = manifest.selection
     owned = {fqn: tensor for fqn, tensor in _weights(model) if kept.keeps_module(fqn.rpartition(".")[0])}
     known = {fqn: each for fqn, each in stored.items() if each.kind in ("parameter", "buffer")}
     where, remedy = (

@@ -14,6 +14,7 @@ from validator.errors import CaptureError
 from .levels import Level
 from .noise import Noise
 from .schema import FORMAT, FORMAT_VERSION
+from .selection import Selection
 
 __all__ = ["Manifest", "Proof", "ProofStatus", "check_format"]
 
@@ -79,6 +80,11 @@ class Manifest:
     capture_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def selection(self) -> Selection:
+        """Which modules were kept."""
+        return Selection(include=self.include, exclude=self.exclude)
 
     def host_of(self, rank: int) -> str | None:
         """Return the name of the host that a rank ran on, where the metadata has it."""

@@ -9,7 +9,9 @@ from torch import nn
 
 from validator.align.traces import Edge, Trace, TraceCall
 from validator.checks.cache_declarations import DeclaredCaches
+from validator.checks.choice import said_of_choice
 from validator.checks.edges import EdgeJudge
+from validator.checks.execution_order import ExecutionOrder
 from validator.checks.findings import (
     Check,
     Finding,
@@ -133,6 +135,7 @@ def run_checks(
     unobservable: list[Unobservable] = []
     covered: set[str] = set()
     through: set[str] = set()
+    order = ExecutionOrder()
     done, total = 0, len(trace.calls) * len(trace.views)
     for view in trace.views:
         edge_judge = EdgeJudge(
@@ -159,7 +162,9 @@ def run_checks(
             if call.module in is_judged:
                 edge_judge.skip(call, why)
 
-        written = walk(reference=reference, trace=trace, view=view, run=run, judge=judge, skip=skip)
+        written = walk(
+            reference=reference, trace=trace, view=view, run=run, judge=judge, skip=skip, order=order
+        )
         rows, found, missing = check_parameters(reference=reference, trace=trace, view=view, written=written)
         rows = [row for row in rows if row.module in is_judged]
         found = [finding for finding in found if finding.module in is_judged]
@@ -181,19 +186,21 @@ def run_checks(
     merged_findings = merge_views(findings, trace.views, mixed)
     merged_judgements = merge_views(judgements, trace.views, mixed)
     replica_judgements, replica_findings = check_replicas(
-        trace, merged_findings, [judge.explainer.errors for judge in judges]
+        trace, merged_findings, [judge.explainer.errors for judge in judges], order.copies
     )
     merged_findings = sorted([*merged_findings, *replica_findings], key=lambda f: f.order)
     merged_judgements = sorted([*merged_judgements, *replica_judgements], key=lambda j: j.order)
     unchecked += [item for item in _silent(reference, trace, covered) if item.module in is_judged]
     unobservable += unexercised(reference, trace, trace.views[0])
+    reasons_of_choice, notes_of_choice = said_of_choice(reference, trace.left_out, covered)
+    reasons += reasons_of_choice
     outcome = Outcome(
         verdict=Verdict.ALIGNED,
         findings=tuple(merged_findings),
         judgements=tuple(merged_judgements),
         unchecked=_unique(unchecked),
         unobservable=_unique(unobservable),
-        notes=(*caches.notes, *_notes(trace, is_judged, regions)),
+        notes=(*caches.notes, *notes_of_choice, *_notes(trace, is_judged, regions)),
     )
     reasons += _gaps(reference, trace, outcome, covered, gaps, alone, is_judged)
     return roll_up(outcome, reasons=list(dict.fromkeys(reasons)))
@@ -252,7 +259,7 @@ def _gaps(
         for j in outcome.judgements
         if not j.module and j.into is None and j.check in (Check.WIRING, Check.FUNCTION, Check.EXACT)
     ]
-    if not judged_outputs and "" in is_judged:
+    if not judged_outputs and "" in is_judged and "" not in trace.left_out:
         reasons.append("the model's output was judged by no check")
     return reasons
 
@@ -296,7 +303,10 @@ def _notes(trace: Trace, is_judged: Container[str], regions: Collection[str]) ->
     if trace.found_names:
         lines = ", ".join(f"{old!r}: {new!r}" for old, new in trace.found_names.items())
         notes.append(f"matched by structure and values, as by names = {{{lines}}}")
-    for names, side in zip(trace.unmatched_parameters, ("reference", "candidate"), strict=True):
+    lacking = [
+        name for name in trace.unmatched_parameters[0] if name.rpartition(".")[0] not in trace.left_out
+    ]
+    for names, side in ((lacking, "reference"), (trace.unmatched_parameters[1], "candidate")):
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             notes.append(f"parameters of the {side} alone: {shown}")

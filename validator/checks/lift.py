@@ -1,11 +1,12 @@
 """The oracle's parameters: the reference's, rounded once to the candidate's storage format, in float64."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from validator.align.traces import Trace, View
+from validator.align.traces import Edge, Trace, View
 from validator.checks.requantised import oracle_weight
 from validator.checks.shadow import widened
 
@@ -24,7 +25,8 @@ class Lift:
         self._names = {id(p): name for name, p in sorted(named, key=lambda item: item[0] in trace.parameters)}
         self._buffers = {id(b): name for name, b in reference.named_buffers(remove_duplicate=False)}
         self._trace, self._view = trace, view
-        floating = [e.dtype for e in trace.parameters.values() if getattr(torch, e.dtype).is_floating_point]
+        returned = (edge for call in trace.calls.values() for edge in call.outputs.values())
+        floating = _floating(trace.parameters.values()) or _floating(returned)
         self._usual = getattr(torch, Counter(floating).most_common(1)[0][0]) if floating else None
         self._lifted: dict[int, tuple[Tensor, torch.dtype]] = {}
 
@@ -36,7 +38,8 @@ class Lift:
             return widened(tensor), tensor.dtype
         if key not in self._lifted:
             edge = self._trace.parameters.get(name)
-            # The candidate stores a parameter that was not captured as it stores most others.
+            # The candidate stores a parameter that was not captured as it stores most others, of which there
+            # may be none: then as what its modules return.
             stored = self._usual or tensor.dtype if edge is None else getattr(torch, edge.dtype)
             if edge is None and key not in self._names:
                 stored = tensor.dtype
@@ -51,3 +54,7 @@ class Lift:
     def clear(self) -> None:
         """Forget the float64 copies."""
         self._lifted.clear()
+
+
+def _floating(edges: Iterable[Edge]) -> list[str]:
+    return [edge.dtype for edge in edges if getattr(torch, edge.dtype).is_floating_point]

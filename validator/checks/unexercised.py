@@ -73,13 +73,20 @@ def _unreached_experts(reference: nn.Module, trace: Trace, view: View) -> Iterat
 
 
 def _uncalled_siblings(reference: nn.Module, trace: Trace) -> Iterator[Unobservable]:
-    """Look into lists of modules of which some were called and some, with parameters, were not."""
-    called = {module for module, _ in trace.calls}
+    """Look into lists of modules of which some were called and some, with parameters, were not.
+
+    What was left out by choice, or was called in the reference alone, may have been reached.
+    """
+    called = {module for module, _ in trace.calls} | set(trace.unmatched_reference)
+    left_out = set(trace.left_out.modules)
     active = {fqn[:i] for fqn in called for i, c in enumerate(fqn + ".") if c == "."}
     silent: dict[str, list[int]] = {}
     for fqn, module in reference.named_modules():
         match = _NUMBERED.fullmatch(fqn)
-        if match and fqn not in active and next(module.parameters(), None) is not None:
+        if match is None or fqn in active:
+            continue
+        owners = {f"{fqn}.{name}".rpartition(".")[0] for name, _ in module.named_parameters()}
+        if owners - left_out:
             silent.setdefault(match[1], []).append(int(match[2]))
     for fqn, numbers in silent.items():
         siblings = [f"{fqn}.{name}" for name, _ in reference.get_submodule(fqn).named_children()]

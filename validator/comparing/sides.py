@@ -7,6 +7,7 @@ from validator.align.builder import build_trace
 from validator.align.traces import Trace
 from validator.capturing.reader import Capture
 from validator.capturing.records import RankCapture, TensorRef
+from validator.capturing.selection import Selection
 from validator.errors import CaptureError, MismatchError
 
 __all__ = ["traces", "unmatched"]
@@ -40,14 +41,15 @@ def traces(
                 f"{side.path} lacks rank {missing[0]} of {side.manifest.world_size}: copy the other ranks' "
                 "files into the folder, or capture all ranks."
             )
+    selection = cand.manifest.selection
     if len(ref.ranks) == 1:
         ours = ref.rank(0)
         whole = [cand.rank(rank) for rank in cand.ranks]
-        yield None, ours, _trace(whole, ours, names=names, layout=layout, mesh=mesh)
+        yield None, ours, _trace(whole, ours, selection, names=names, layout=layout, mesh=mesh)
     elif ref.ranks == cand.ranks:
         for rank in ref.ranks:
             ours = ref.rank(rank)
-            yield rank, ours, _trace([_unplaced(cand.rank(rank))], ours, names=names)
+            yield rank, ours, _trace([_unplaced(cand.rank(rank))], ours, selection, names=names)
     else:
         raise MismatchError(
             f"{ref.path} has {len(ref.ranks)} ranks and {cand.path} has {len(cand.ranks)}: compare with a "
@@ -56,14 +58,18 @@ def traces(
 
 
 def unmatched(trace: Trace) -> list[str]:
-    """Say what one side alone has."""
+    """Say what one side alone has, and what the candidate's was not to have."""
+    lacking = [
+        name for name in trace.unmatched_parameters[0] if name.rpartition(".")[0] not in trace.left_out
+    ]
     names = (
         ("modules", "reference", trace.unmatched_reference),
         ("modules", "candidate", trace.unmatched_candidate),
-        ("parameters", "reference", trace.unmatched_parameters[0]),
+        ("parameters", "reference", lacking),
         ("parameters", "candidate", trace.unmatched_parameters[1]),
     )
-    return [
+    chosen = [trace.left_out.told()] if trace.left_out.modules else []
+    return chosen + [
         f"{len(found)} {kind} of the {side} have no partner, such as {found[0]!r}"
         for kind, side, found in names
         if found
@@ -73,6 +79,7 @@ def unmatched(trace: Trace) -> list[str]:
 def _trace(
     cand: Sequence[RankCapture],
     ref: RankCapture,
+    selection: Selection,
     *,
     names: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
@@ -85,6 +92,7 @@ def _trace(
         layout=layout,
         mesh=mesh,
         expands_batch=False,  # tensors are compared as they are
+        selection=selection,
     )
 
 

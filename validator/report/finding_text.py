@@ -1,9 +1,10 @@
 """Findings as rows of text: the first with its evidence, further ones on a line each."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from validator import digits
+from validator.capturing.outline import glob_of
+from validator.capturing.selection import Selection
 from validator.checks.findings import Arm, Check, Evidence, Finding, Outcome, Verdict
 from validator.report import facts, phrases
 from validator.report.screen import Row, Section
@@ -28,6 +29,9 @@ _WITHOUT_ORACLE = {
     Check.PAIR: "",
 }
 
+# They compare values that nothing was computed for.
+_NOTHING_TO_RUN = (Check.INPUT, Check.PAIR, Check.DISTRIBUTION, Check.MEMORY)
+
 
 def first_section(outcome: Outcome, finding: Finding) -> Section:
     """Return everything that is known of the first finding, as STYLE's example shows it."""
@@ -43,7 +47,7 @@ def finding_section(outcome: Outcome, finding: Finding, place: str = "") -> Sect
         place: what comes before the word for its kind: `"first "` or nothing.
     """
     kind = "divergence" if finding.verdict is Verdict.DIVERGENT else "undeclared precision"
-    before = sum(j.order < finding.order and j.verdict is Verdict.ALIGNED for j in outcome.judgements)
+    before = sum(j.order < finding.order and j.verdict is Verdict.ALIGNED for j in facts.edges(outcome))
     edges = f"{phrases.count(before, 'edge')} before it {'is' if before == 1 else 'are'} aligned"
     how = check_of(finding) + (f"; {edges}" if before else "")
     return Section(
@@ -95,12 +99,23 @@ def missing_recipe(finding: Finding) -> str | None:
 
 
 def next_command(outcome: Outcome, finding: Finding) -> str | None:
-    """Return the command that looks at the finding's module alone and keeps both runs; None without one."""
+    """Return the command that leads on from a finding, or None where there is none.
+
+    It looks at the finding's module alone, and keeps both runs; where some modules alone were looked at, or
+    both runs were kept, it writes a reproducer.
+    """
     command = outcome.run.get("command")
     if not command:
         return None
-    modules = f" --include {shlex.quote(f'{finding.module}*')}" if finding.module else ""
-    return f"{command}{modules} --keep run"
+    chosen = facts.side(outcome, "candidate").get("modules", {})
+    include = tuple(chosen.get("include", ()))
+    is_near = bool(include) or "kept" in outcome.run
+    if is_near and (finding.check in _NOTHING_TO_RUN or "reproducer" in outcome.run):
+        return None
+    if finding.module and finding.candidate_module:
+        include = (f"{glob_of(finding.candidate_module)}*",)
+    options = Selection(include=include, exclude=tuple(chosen.get("exclude", ()))).options
+    return " ".join(filter(None, (command, options, "--repro repro" if is_near else "--keep run")))
 
 
 def _rows(outcome: Outcome, finding: Finding) -> Iterator[Row]:
