@@ -108,6 +108,18 @@ def test_a_block_is_recorded_and_nothing_in_it(tmp_path, way):
     assert "layers.0.inner" not in captured.manifest.silent
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_block_that_is_chosen_comes_with_the_parameters_of_all_in_it(tmp_path, way):
+    model = WAYS[way](Model(), "eager")
+    chosen = recorded(model, tmp_path / "chosen.h5", include="layers.1").rank(0).parameters
+    plain = "layers.1._orig_mod.inner" if way == "wrapper" else "layers.1.inner"
+    assert set(chosen) == {f"{plain}.weight", f"{plain}.bias"}
+    left = recorded(model, tmp_path / "left.h5", include="layers.1", exclude=plain)
+    assert set(left.rank(0).parameters) == set()
+    other = recorded(model, tmp_path / "other.h5", include="head").rank(0).parameters
+    assert set(other) == {"head.weight", "head.bias"}
+
+
 @pytest.mark.parametrize("way", WHOLE)
 def test_a_model_that_is_compiled_whole_is_one_region(tmp_path, way):
     captured = recorded(WHOLE[way](Model(), "eager"), tmp_path / "run.h5")

@@ -196,7 +196,7 @@ class Hunt:
             self.notes.append(f"only {scope.within} was looked at")
         if left and any(outcome.findings for outcome in self.outcomes):
             self.notes.append(
-                f"{len(left)} of {len(scope.blocks)} blocks were not looked into; `validator check` does all"
+                f"not looked into: {len(left)} of {len(scope.blocks)} blocks; `validator check` does all"
             )
         self.notes += self._not_called()
         if self.looker.remembered:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from .compiled import find_regions
 from .copies import layout_of, local_part
 from .digest import row_hashes
 from .formats_hdf5 import dtype_name
@@ -29,12 +30,15 @@ def write_parameters(
         model: owner of the parameters.
         recorder: copies them.
         writer: where they go.
-        selection: a parameter is kept if the module that owns it is.
+        selection: a parameter is kept if the module that owns it is. A compiled region is one function of all
+            parameters in it: they are kept with it, but for those of modules that are left out by name.
         limit_bytes: of those larger on this rank a hash per row is written instead of values.
     """
     row = 0
+    region_of = {fqn: one.fqn for one in find_regions(dict(model.named_modules())) for fqn in one.inside}
     for name, kind, tensor in _parameters(model):
-        if not selection.keeps_module(name.rpartition(".")[0]):
+        owner = name.rpartition(".")[0]
+        if not selection.keeps_parameters(owner, region=region_of.get(owner)):
             continue
         path = parameter_path(name)
         local = local_part(tensor)

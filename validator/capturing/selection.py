@@ -1,5 +1,6 @@
 """Which modules, calls and ranks a capture keeps."""
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,10 +51,26 @@ class Selection:
         """Whether every module is kept."""
         return not self.include and not self.exclude
 
+    @property
+    def options(self) -> str:
+        """What chose the modules, as on the command line; nothing where every module is kept."""
+        named = (("--include", self.include), ("--exclude", self.exclude))
+        return " ".join(f"{option} {shlex.quote(glob)}" for option, globs in named for glob in globs)
+
     def keeps_module(self, fqn: str) -> bool:
         """Say whether a module is kept."""
-        included = not self.include or any(fnmatchcase(fqn, glob) for glob in self.include)
-        return included and not any(fnmatchcase(fqn, glob) for glob in self.exclude)
+        return self._includes(fqn) and not self._excludes(fqn)
+
+    def keeps_parameters(self, fqn: str, *, region: str | None = None) -> bool:
+        """Say whether what a module owns is kept; `region` is the compiled region that it is in."""
+        included = self._includes(fqn) or (region is not None and self.keeps_module(region))
+        return included and not self._excludes(fqn)
+
+    def _includes(self, fqn: str) -> bool:
+        return not self.include or any(fnmatchcase(fqn, glob) for glob in self.include)
+
+    def _excludes(self, fqn: str) -> bool:
+        return any(fnmatchcase(fqn, glob) for glob in self.exclude)
 
     def keeps_call(self, n: int) -> bool:
         """Say whether the n-th call of a module is kept."""
