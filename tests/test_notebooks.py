@@ -14,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from notebooks.execute import FOLDER, executed, notebooks, shown
 from notebooks.pictures import PLOTLY
+from validator.report.figures.histogram import ulp_histogram
 
 NAMES = [path.stem for path in notebooks()]
 QUICK = ["01_first_check", "04_long_context"]
@@ -141,6 +142,15 @@ def test_figures_of_another_processor_are_the_same_and_those_of_another_run_are_
     assert other_side(heights({**plain, "data": [{**heat, "z": [[-2.0, -1.3]]}]}), heights(plain)) == [1]
 
 
+def test_a_histogram_of_another_processor_is_the_same_and_that_of_more_elements_is_not() -> None:
+    counts = [0] * 33
+    counts[15:18] = 40, 8, 52
+    figure = ulp_histogram(counts)
+    moved = ulp_histogram([*counts[:15], 39, 8, 51, 2, *counts[19:]])
+    assert told_figure(moved) == told_figure(figure)
+    assert told_figure(ulp_histogram([*counts[:15], 39, 8, 52, *counts[18:]])) != told_figure(figure)
+
+
 def test_a_cell_that_fails_fails_the_notebook(tmp_path: Path) -> None:
     path = tmp_path / "failing.ipynb"
     nbformat.write(new_notebook(cells=[new_code_cell("raise ValueError('planted')")]), path)
@@ -185,21 +195,22 @@ def told_figure(figure: Any) -> Any:
     layout = figure["layout"]
     traces = []
     for trace in figure["data"]:
-        is_bar = trace["type"] == "bar"  # its bars are as many as the largest error needs
+        has_bins = "hovertext" in trace  # as many as the largest error needs
         names = trace.get("text") if trace["type"] == "scatter" else None
         traces.append(
             {
                 "type": trace["type"],
-                "name": trace.get("name"),
-                "x": None if is_bar else trace.get("x"),
-                "elements": sum(trace["y"]) if is_bar else None,
+                "name": None if has_bins else trace.get("name"),
+                "x": None if has_bins else trace.get("x"),
                 "rows": trace.get("y") if trace["type"] == "heatmap" else None,
                 "of": None if names is None else [text.partition("<br>")[0] for text in names],
             }
         )
     is_heat = any(trace["type"] == "heatmap" for trace in figure["data"])
+    counts = [trace["customdata"] for trace in figure["data"] if "hovertext" in trace]
     return {
         "traces": traces,
+        "elements": sum(count for bins in counts for (count,) in bins),
         "empty": [place for place, height in enumerate(heights(figure)) if height is None],
         "notes": [(note["text"], note["x"]) for note in layout.get("annotations", ())],
         "names": [layout.get(axis, {}).get("ticktext") for axis in ("xaxis", "yaxis") if is_heat],

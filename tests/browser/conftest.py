@@ -14,6 +14,9 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
+BUTTONS = ["Download plot as a PNG", "Zoom", "Pan", "Reset axes"]
+"""Those of a plot; plotly has others, such as one that sends the plot to a server of its maker."""
+
 
 @dataclass(kw_only=True)
 class Opened:
@@ -21,7 +24,7 @@ class Opened:
 
     Attributes:
         page: playwright's.
-        complaints: errors and warnings on the console, exceptions, and dialogs.
+        complaints: errors and warnings on the console, exceptions, dialogs, and windows that it opened.
         requests: what it asked for.
     """
 
@@ -55,6 +58,7 @@ def watched(context: Any) -> Opened:
     page.on("console", lambda message: made.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: made.complaints.append(str(error)))
     page.on("request", lambda request: made.requests.append(request.url))
+    page.on("popup", lambda window: made.complaints.append(f"window: {window.url}"))
 
     def dismiss(dialog: Any) -> None:
         made.complaints.append(f"dialog: {dialog.message}")
@@ -62,6 +66,43 @@ def watched(context: Any) -> Opened:
 
     page.on("dialog", dismiss)
     return made
+
+
+def contrasts_of_buttons(page: Any, plot: str) -> list[float]:
+    """Return the contrast of each button of a plot with the ground on which it is seen.
+
+    Source:
+        WCAG 2.2, "contrast ratio"; 1.4.11 asks for 3 of what isn't text.
+    """
+    colours = page.evaluate(
+        """plot => {
+          const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+          const ground = (one) => {
+            const [r, g, b, a = 1] = numbers(getComputedStyle(one).backgroundColor);
+            return a === 0 && one.parentElement ? ground(one.parentElement) : [r, g, b, a];
+          };
+          const buttons = [...document.querySelector(plot).querySelectorAll(".modebar-btn")];
+          const ink = (one) => numbers(getComputedStyle(one.querySelector("path")).fill);
+          return buttons.map((one) => [ink(one), ground(one)]);
+        }""",
+        plot,
+    )
+    return [_contrast(_over(ink, ground), ground) for ink, ground in colours]
+
+
+def _over(ink: list[float], ground: list[float]) -> list[float]:
+    alpha = ink[3] if len(ink) > 3 else 1.0
+    return [alpha * above + (1 - alpha) * below for above, below in zip(ink[:3], ground[:3], strict=True)]
+
+
+def _contrast(first: list[float], second: list[float]) -> float:
+    def luminance(colour: list[float]) -> float:
+        parts = [part / 255 for part in colour[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(first), luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def without(what: str) -> NoReturn:

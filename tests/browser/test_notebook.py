@@ -20,7 +20,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.browser.conftest import Opened, watched, without
+from tests.browser.conftest import BUTTONS, Opened, contrasts_of_buttons, watched, without
 from validator.checks.judged_values import JudgedValues, StoredEdge
 from validator.report.figures.drawing import Figure
 from validator.report.notebook.elements import MEASURES, View, elements_figure
@@ -326,6 +326,16 @@ def test_the_view_opens_at_the_first_divergence_and_any_overview_can_be_chosen(l
         lab.wait_for_plot(0, lab.overviews[name])
     note = lab.page.locator(".jupyter-widgets .js-plotly-plot").first.locator(".annotation-text")
     assert note.text_content().startswith("first divergence: (the model itself), into <img src=x onerror=")
+
+
+def test_the_buttons_of_the_plots_can_be_read_and_are_no_stops_of_the_tabulator_key(lab: Lab) -> None:
+    plots = lab.page.locator(".jupyter-widgets .js-plotly-plot")
+    plots.nth(2).wait_for()
+    for plot in plots.all():
+        buttons = plot.locator(".modebar-btn")
+        assert buttons.evaluate_all("all => all.map(one => one.dataset.title)") == BUTTONS
+        assert plot.locator("*").evaluate_all("all => all.filter(one => one.tabIndex >= 0).length") == 0
+    assert min(contrasts_of_buttons(lab.page, ".jupyter-widgets .js-plotly-plot")) >= 3
 
 
 def test_a_click_on_a_point_and_on_a_layer_picks_an_edge(lab: Lab) -> None:

@@ -1,12 +1,13 @@
 """The script of a notebook's plot, with a stand-in for plotly: what it does when things fail."""
 
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
 import pytest
+from plotly.offline import get_plotlyjs
 
-from tests.browser.conftest import watched
+from tests.browser.conftest import BUTTONS, contrasts_of_buttons, watched
+from validator.report.notebook.plot_widget import CODE
 
 # Notes what it is asked to draw; a figure of no data can't be drawn.
 LIBRARY = """
@@ -23,9 +24,9 @@ module.exports = {
 """
 PAGE = """
 window.drawn = [];
-window.plot = async (version, source, isHidden) => {
+window.plot = async (version, source, isHidden, data = ["first"]) => {
   const holder = { get: (name) => ({ version, source })[name] };
-  const state = { library: "IPY_MODEL_1", figure: { data: ["first"], layout: {} } };
+  const state = { library: "IPY_MODEL_1", figure: { data, layout: {} } };
   const told = new Set();
   const model = {
     get: (name) => state[name],
@@ -49,7 +50,6 @@ window.plot = async (version, source, isHidden) => {
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    code = resources.files("validator.report.notebook").joinpath("plot.js").read_text(encoding="utf-8")
     context = browser.new_context()
     context.set_default_timeout(60_000)
     opened = watched(context)
@@ -60,7 +60,7 @@ def page(browser: Any) -> Iterator[Any]:
           window.script = (await import(address)).default;
           Function(setup)();
         }""",
-        [code, PAGE],
+        [CODE, PAGE],
     )
     yield opened.page
     context.close()
@@ -155,3 +155,31 @@ def test_a_plot_that_was_removed_draws_no_more(page: Any) -> None:
     page.evaluate("() => { close(); set(['next']); document.body.dataset.jpThemeLight = 'true'; }")
     plot(page, "2")  # after which all that was to be told is told
     wait_for(page, [("1", ["first"]), ("2", ["first"])])
+
+
+@pytest.mark.parametrize(
+    ("ground", "ink"),
+    [("rgb(255, 255, 255)", "rgba(0, 0, 0, 0.87)"), ("rgb(17, 17, 17)", "rgb(255, 255, 255)")],
+    ids=["light", "dark"],
+)
+def test_the_buttons_of_a_plot_can_be_read_and_leave_the_keyboard_and_the_network_alone(
+    page: Any, ground: str, ink: str
+) -> None:
+    page.evaluate(
+        "([ground, ink]) => Object.assign(document.body.style, { background: ground, color: ink })",
+        [ground, ink],
+    )
+    page.evaluate("source => plot('real', source, false, [{ y: [1, 2] }])", get_plotlyjs())
+    page.locator(".js-plotly-plot .modebar-btn").first.wait_for(state="attached")
+    frame_passes(page)
+    names = page.locator(".modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
+    assert names == BUTTONS
+    assert page.evaluate("[...last.querySelectorAll('*')].filter(one => one.tabIndex >= 0).length") == 0
+    assert min(contrasts_of_buttons(page, ".js-plotly-plot")) >= 3
+    page.locator(".js-plotly-plot").hover()
+    with page.expect_download() as download:
+        page.locator(".modebar-btn").first.click()
+    assert download.value.suggested_filename.endswith(".png")
+    for button in page.locator(".modebar-btn").all()[1:]:
+        button.click()
+    frame_passes(page)

@@ -10,7 +10,6 @@ from validator.commands.options import (
     CsvFile,
     Device,
     Dtype,
-    HtmlFile,
     JsonFile,
     MarkdownFile,
     Nproc,
@@ -44,7 +43,14 @@ def bisect(
         Path | None, typer.Option("--capture", metavar="NAME", help="Search this capture; run no candidate.")
     ] = None,
     json_path: JsonFile = None,
-    html_path: HtmlFile = None,
+    html_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write one page with figures (--swap: of tables); it opens without a network.",
+        ),
+    ] = None,
     csv_path: CsvFile = None,
     markdown_path: MarkdownFile = None,
     keep: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from validator.commands.files import ResultFiles
-from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile
+from validator.commands.options import CsvFile, HtmlTables, JsonFile, MarkdownFile
 from validator.commands.running import one_message
 
 __all__ = ["compare"]
@@ -16,7 +16,7 @@ def compare(
     reference: Annotated[Path, typer.Argument(metavar="A", help="The reference's capture.")],
     candidate: Annotated[Path, typer.Argument(metavar="B", help="The candidate's capture.")],
     json_path: JsonFile = None,
-    html_path: HtmlFile = None,
+    html_path: HtmlTables = None,
     csv_path: CsvFile = None,
     markdown_path: MarkdownFile = None,
 ) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "Dtype",
     "Exclude",
     "HtmlFile",
+    "HtmlTables",
     "Include",
     "JsonFile",
     "LevelName",
@@ -95,6 +96,10 @@ JsonFile = Annotated[
 HtmlFile = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Write one page with figures; it opens without a network."),
+]
+HtmlTables = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write one page of tables; it opens without a network."),
 ]
 CsvFile = Annotated[
     Path | None,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from validator.commands.files import ResultFiles
-from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile, Timeout
+from validator.commands.options import CsvFile, HtmlTables, JsonFile, MarkdownFile, Timeout
 from validator.commands.running import one_message
 from validator.errors import UsageError
 from validator.terminal import show, target_output_on_stderr
@@ -29,7 +29,7 @@ def probe(
         int, typer.Option("--repeat", min=1, metavar="K", help="How often each case is called.")
     ] = 3,
     json_path: JsonFile = None,
-    html_path: HtmlFile = None,
+    html_path: HtmlTables = None,
     csv_path: CsvFile = None,
     markdown_path: MarkdownFile = None,
     timeout: Timeout = 600,

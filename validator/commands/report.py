@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from validator.commands.files import ResultFiles
-from validator.commands.options import CsvFile, HtmlFile, JsonFile, MarkdownFile
+from validator.commands.options import CsvFile, JsonFile, MarkdownFile
 from validator.commands.running import one_message
 from validator.errors import UsageError
 
@@ -23,7 +23,14 @@ def report(
         typer.Argument(metavar="CAPTURE | RESULT.json...", help="A capture, or what check --json wrote."),
     ],
     json_path: JsonFile = None,
-    html_path: HtmlFile = None,
+    html_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write one page (of results with a figure); it opens without a network.",
+        ),
+    ] = None,
     csv_path: CsvFile = None,
     markdown_path: MarkdownFile = None,
     counts: Annotated[

@@ -2,8 +2,11 @@ import json
 import math
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.report.conftest import finding, judgement
 from validator.checks.findings import Arm, Check, Evidence, Verdict
@@ -98,17 +101,55 @@ def test_an_axis_of_nothing_but_zeros_is_an_axis() -> None:
     assert axis.place([0.0]) == [axis.layout()["tickvals"][0]]
 
 
-def test_an_axis_has_the_place_of_its_limit() -> None:
+def test_an_axis_has_the_place_of_its_limit_and_numbers_on_both_sides_of_it() -> None:
     axis = ErrorAxis([1e-10, 3e-11, 0.0], "KL", limit=2e-10)
-    ticks = axis.layout()["tickvals"]
-    assert axis.place([1e-10, 3e-11]) == [1e-10, 3e-11]
-    assert ticks[0] < 3e-11 < 2e-10 < ticks[-1] < 1e-8
-    assert axis.layout()["ticktext"][0] == "0"
+    assert axis.place([1e-10, 3e-11, 0.0]) == [1e-10, 3e-11, 1e-12]
+    assert axis.layout()["tickvals"] == [1e-12, 1e-11, 1e-10, 1e-9, 1e-8]
+    assert axis.layout()["ticktext"] == ["0", "1e-11", "1e-10", "1e-09", "∞"]
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([0.0], ["0", "0.1", "1", "10", "∞"]),
+        ([0.0, 0.1, 0.9], ["0", "0.1", "1", "10", "∞"]),
+        ([0.099, 1.0], ["0", "0.01", "0.1", "1", "10", "∞"]),
+        ([3.0, 30.0], ["0", "0.1", "1", "10", "100", "∞"]),
+        ([1e7, 1e-3], ["< 0.1", "0.1", "1", "10", "100", "1000", "10000", "100000", "1e+06", "1e+07", "∞"]),
+        ([2e7, 0.0], ["0", "0.1", "1", "10", "100", "1000", "10000", "100000", "1e+06", "1e+07", "> 1e+07"]),
+    ],
+    ids=str,
+)
+def test_an_axis_tells_that_it_is_logarithmic_on_both_sides_of_its_limit(
+    values: list[float], names: list[str]
+) -> None:
+    layout = ErrorAxis(values, "error").layout()
+    assert layout["ticktext"] == names
+    decades = [after / before for before, after in pairwise(layout["tickvals"])]
+    assert decades == pytest.approx([10.0] * (len(names) - 1))
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1))
+def test_no_error_stands_where_nothing_or_no_limit_is_told(values: list[float]) -> None:
+    axis = ErrorAxis(values, "error")
+    layout = axis.layout()
+    nothing, *_, no_limit = layout["tickvals"]
+    for value, place in zip(values, axis.place(values), strict=True):
+        assert place is not None
+        if value == 0:
+            assert place == nothing
+        elif place == nothing:
+            assert layout["ticktext"][0].startswith("< ")
+        elif place == no_limit:
+            assert layout["ticktext"][-1].startswith("> ")
+        else:
+            assert nothing * 9.99 < place < no_limit / 9.99
+            assert place == pytest.approx(value, rel=6e-3, abs=0)
 
 
 def test_what_is_too_small_for_the_axis_stands_at_its_lower_end() -> None:
     axis = ErrorAxis([1e-30, 1.0], "error")
     low = axis.layout()["tickvals"][0]
     assert axis.place([1e-30, 1.0]) == [low, 1.0]
-    assert axis.layout()["ticktext"][0] == f"< {low:g}"
+    assert axis.layout()["ticktext"][0] == f"< {10 * low:g}"
     assert axis.hover([1e-30], "at %{x}") == ["at %{x}: 1.0e-30"]

@@ -111,13 +111,20 @@ def test_where_nothing_is_judged_bins_that_are_put_together_leave_a_gap() -> Non
     assert (largest["y"], rms["y"]) == ([None, 1.0], [None, 0.5])
 
 
-def test_the_histogram_shows_as_much_of_one_side_as_of_the_other() -> None:
+def test_the_rms_has_its_own_place_where_it_is_smaller_than_all_the_largest() -> None:
+    line = line_of([0, 1], [0.15, 0.3], [1, 1])
+    made = strict(edge_figures(replace(profile(tokens=2, channels=8), lines=(line,)))["along rank"])
+    axis = made["layout"]["yaxis"]
+    assert [trace["y"] for trace in made["data"]] == [[0.15, 0.3], [0.075, 0.15]]
+    assert axis["ticktext"][0] == "0"
+    assert axis["tickvals"][0] <= 0.075 / 10
+
+
+def test_the_histogram_has_every_element() -> None:
     made = profile()
-    (bars,) = strict(edge_figures(made)["ulp"])["data"]
-    assert sum(bars["y"]) == sum(made.ulp_counts) == 40 * 300
-    middle = bars["x"].index("0")
-    assert middle == len(bars["x"]) // 2
-    assert bars["x"][middle - 1 : middle + 2] == ["-0.125 to 0", "0", "0 to 0.125"]
+    traces = strict(edge_figures(made)["ulp"])["data"]
+    counts = [count for trace in traces for (count,) in trace["customdata"]]
+    assert sum(counts) == sum(made.ulp_counts) == 40 * 300
 
 
 def test_elements_outside_of_the_band_are_told_from_those_within() -> None:

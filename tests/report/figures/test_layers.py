@@ -8,7 +8,14 @@ import pytest
 from validator.checks.findings import Arm, Evidence, Outcome
 from validator.report.figures.drawing import label
 from validator.report.figures.heat import OVER, shade, share_shade
-from validator.report.figures.layers import LAYER_METRICS, OUTSIDE, layers_figure, layers_of, place_of
+from validator.report.figures.layers import (
+    LAYER_METRICS,
+    NO_LAYER,
+    layer_words,
+    layers_figure,
+    layers_of,
+    place_of,
+)
 
 
 def rows_of(figure: dict[str, Any]) -> list[str]:
@@ -32,8 +39,8 @@ def traces(figure: dict[str, Any] | None) -> list[dict[str, Any]]:
         ("model.layers.12.mlp.experts.3", "model.layers.12", "mlp.experts.3"),
         ("model.layers.12", "model.layers.12", ""),
         ("0", "0", ""),
-        ("lm_head", OUTSIDE, "lm_head"),
-        ("", OUTSIDE, ""),
+        ("lm_head", NO_LAYER, "lm_head"),
+        ("", NO_LAYER, ""),
     ],
 )
 def test_the_first_number_of_a_path_ends_its_layer(module: str, layer: str, inside: str) -> None:
@@ -45,7 +52,7 @@ def test_layers_of_one_stack_are_named_by_their_number() -> None:
     assert layers_of(["", "m.layers.0.x", "m.layers.1", "head"]) == {
         "m.layers.0": "0",
         "m.layers.1": "1",
-        OUTSIDE: OUTSIDE,
+        "no layer": "no layer",
     }
     assert list(layers_of(["vision.0", "text.0"]).values()) == ["vision.0", "text.0"]
 
@@ -115,6 +122,16 @@ def test_modules_of_no_layer_stand_below_those_of_layers(aligned: Outcome) -> No
     said = tuple(replace(aligned.judgements[0], module=module) for module in modules)
     figure = layers_figure(replace(aligned, judgements=said), "largest error / band")
     assert rows_of(figure) == ["q", "(the layer itself)", "act", "embed", "norm", "(the model itself)"]
+
+
+def test_no_layer_is_not_called_one(aligned: Outcome) -> None:
+    said = tuple(replace(aligned.judgements[0], module=module) for module in ("layers.0.q", "lm_head"))
+    figure = layers_figure(replace(aligned, judgements=said), "largest error / band")
+    assert figure["layout"]["xaxis"]["ticktext"] == ["0", "no layer"]
+    (heat,) = traces(figure)
+    told = [heat["text"][row][column].partition("<br>")[0] for row, column in ((0, 0), (1, 1))]
+    assert told == ["layer 0, q", "no layer, lm_head"]
+    assert [layer_words("0"), layer_words(NO_LAYER)] == ["layer 0", "no layer"]
 
 
 def test_one_metric_is_shown_module_by_module(divergent: Outcome) -> None:

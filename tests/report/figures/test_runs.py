@@ -32,3 +32,12 @@ def test_findings_are_marked_also_below_the_limit() -> None:
     _, shown, marks = figure["data"]
     assert (marks["name"], marks["x"], marks["y"]) == ("divergent (1)", [1], [0.9])
     assert [text.partition("<br>")[2] for text in shown["text"]] == ["b: 0.95", "b: 0.90, divergent"]
+
+
+def test_an_edge_of_the_second_run_alone_stands_where_that_one_judged_it() -> None:
+    aligned = (Verdict.ALIGNED, 0.5)
+    first = run("a", embed=aligned, head=aligned)
+    second = run("b", embed=aligned, up=(Verdict.DIVERGENT, 7.0), head=aligned)
+    figure = runs_figure([first, second])
+    one, two, marks = figure["data"]
+    assert (one["x"], two["x"], marks["x"]) == ([0, 2], [0, 1, 2], [1])

@@ -50,7 +50,7 @@ LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 
 _LONGEST = 160
 _DECADES = 8
-"""An axis of errors is no longer than that: what is smaller than its lower end stands there."""
+"""From the lowest to the highest number at an axis of errors; what is beyond them stands at an end."""
 _LARGEST = 308
 """Of the powers of ten that a float64 holds."""
 _TITLES = {
@@ -104,29 +104,35 @@ def rounded(values: Iterable[float], digits: int = 3) -> list[float | None]:
 
 
 class ErrorAxis:
-    """A logarithmic axis with 0 (and what is too small) at the lower end, and no limit at the upper.
+    """A logarithmic axis whose ends, a whole decade off, are for 0 and for what has no limit.
 
     Args:
-        values: all errors that the axis has to show; NaN is none.
+        values: all errors that are placed on the axis; NaN is none.
         title: of the axis.
-        limit: a place that the axis has whatever the errors are, where a `limit_line` may stand.
+        limit: where a `limit_line` may stand. The axis has it, and a numbered tick on either side of it,
+            whatever the errors are; those that are many powers of ten away from it stand at an end.
     """
 
     def __init__(self, values: Iterable[float], title: str, limit: float = 1.0) -> None:
-        finite = [value for value in values if 0 < value < math.inf]
+        finite = [value for value in rounded(values) if value]
         self._title = title
-        logs = [math.log10(value) for value in (*finite, limit)]
-        high = math.ceil(max(logs) + math.log10(3))
-        high = min(max(high, _DECADES - _LARGEST), _LARGEST)
-        low = max(math.floor(min(*logs, logs[-1] - 1)), high - _DECADES)
-        self._low, self._high = 10.0**low, 10.0**high
-        self._is_cut = any(value < self._low for value in finite)
+        at, logs = math.log10(limit), [math.log10(value) for value in finite]
+        before = math.ceil(at) - 1
+        high = min(max([math.floor(at) + 1, *map(math.ceil, logs)]), before + _DECADES)
+        low = max(min([before, *map(math.floor, logs)]), high - _DECADES)
+        self._low, self._high = _with_neighbours(low), _with_neighbours(high)
+        self._least, self._most = _power(self._low), _power(self._high)
+        self._nothing, self._no_limit = _power(self._low - 1), _power(self._high + 1)
+        self._is_cut_below = any(value < self._least for value in finite)
+        self._is_cut_above = any(value > self._most for value in finite)
 
     def place(self, values: Iterable[float]) -> list[float | None]:
         """Return where values stand."""
-        return rounded(
-            value if math.isnan(value) else min(max(value, self._low), self._high) for value in values
-        )
+        listed = list(values)
+        return [
+            self._place(value if shown is None else shown)
+            for value, shown in zip(listed, rounded(listed), strict=True)
+        ]
 
     def hover(
         self, values: Sequence[float], place: str, write: Callable[[float], str] = digits.ratio
@@ -139,23 +145,39 @@ class ErrorAxis:
             write: as of `told`.
         """
         pairs = zip(values, self.place(values), strict=True)
-        if all(self._low <= value <= self._high and (shown != 1 or value == 1) for value, shown in pairs):
+        ends = None, self._nothing, self._no_limit
+        if all(shown not in ends and (shown != 1 or value == 1) for value, shown in pairs):
             return f"{place}: %{{y}}"
         return [f"{place}: {value}" for value in told(values, write)]
 
     def layout(self) -> dict[str, Any]:
         """Return the axis."""
-        low, high = round(math.log10(self._low)), round(math.log10(self._high))
-        step = max(1, (high - low) // 6)
-        exponents = [n for n in range(low, high + 1) if (n - low) % step == 0 and n < high]
-        names = [f"< {self._low:g}" if self._is_cut else "0", *(f"{10.0**n:g}" for n in exponents[1:]), "∞"]
+        exponents = range(self._low, self._high + 1)
+        nothing = f"< {self._least:g}" if self._is_cut_below else "0"
+        no_limit = f"> {self._most:g}" if self._is_cut_above else "∞"
         return {
             "type": "log",
             "title": {"text": self._title},
-            "range": [low - 0.15, high + 0.15],
-            "tickvals": [*(10.0**n for n in exponents), self._high],
-            "ticktext": names,
+            "range": [self._low - 1.15, self._high + 1.15],
+            "tickvals": [self._nothing, *map(_power, exponents), self._no_limit],
+            "ticktext": [nothing, *(f"{_power(n):g}" for n in exponents), no_limit],
         }
+
+    def _place(self, value: float) -> float | None:
+        if math.isnan(value):
+            return None
+        if value < self._least:
+            return self._nothing
+        return value if value <= self._most else self._no_limit
+
+
+def _with_neighbours(exponent: int) -> int:
+    """Return the nearest exponent whose neighbours are powers of ten that a float64 holds, too."""
+    return min(max(exponent, 1 - _LARGEST), _LARGEST - 1)
+
+
+def _power(exponent: int) -> float:
+    return float(f"1e{exponent}")
 
 
 def limit_line(value: float = 1.0) -> dict[str, Any]:

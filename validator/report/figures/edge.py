@@ -1,11 +1,9 @@
 """The figures of one judged edge, from its profile: where its error lies, and how large it is."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from validator.checks.profiles import ULP_EDGES, Line, Profile, Sample, Unit
+from validator.checks.profiles import Line, Profile, Sample, Unit
 from validator.report.figures.drawing import (
     BLUE,
     GREY,
@@ -20,6 +18,7 @@ from validator.report.figures.drawing import (
     told,
     writer,
 )
+from validator.report.figures.histogram import ulp_histogram
 
 __all__ = ["edge_figures"]
 
@@ -38,7 +37,7 @@ def edge_figures(profile: Profile, *, bins: int = 256, sampled: int = 400) -> di
     """
     figures = {f"along {line.axis}": _along(line, profile.unit, bins) for line in reversed(profile.lines)}
     if profile.ulp_counts:
-        figures["ulp"] = _histogram(profile.ulp_counts)
+        figures["ulp"] = ulp_histogram(profile.ulp_counts)
     # Each line counts all elements that are judged.
     elements = max((sum(line.counts) for line in profile.lines), default=len(profile.sample.error))
     figures["values"] = _values(profile.sample, profile.unit, sampled, elements)
@@ -48,7 +47,7 @@ def edge_figures(profile: Profile, *, bins: int = 256, sampled: int = 400) -> di
 def _along(whole: Line, unit: Unit, bins: int) -> Figure:
     width = math.ceil(len(whole.starts) / bins)
     line, lasts = _binned(whole, width), _lasts(whole, width)
-    axis = ErrorAxis(line.largest, error_title(unit))
+    axis = ErrorAxis((*line.largest, *line.rms), error_title(unit))
     place, ends = f"{line.axis} %{{x}}", {}
     if list(line.starts) != lasts:
         place, ends = f"{place} to %{{text}}", {"text": lasts}
@@ -82,33 +81,6 @@ def _along(whole: Line, unit: Unit, bins: int) -> Figure:
         "legend": {**LEGEND, "x": 1, "xanchor": "right"},
     }
     return {"data": shown, "layout": layout}
-
-
-def _histogram(counts: Sequence[int]) -> Figure:
-    edges = [f"{edge:g}" for edge in ULP_EDGES]
-    names = [f"≤ {edges[0]}", *map(" to ".join, pairwise(edges)), f"≥ {edges[-1]}"]
-    middle = len(counts) // 2
-    names.insert(middle, "0")
-    reach = max([1, *(abs(n - middle) for n, count in enumerate(counts) if count)])
-    # As far on one side as on the other: a histogram that is not symmetrical is to look so.
-    shown = range(middle - reach, middle + reach + 1)
-    return {
-        "data": [
-            {
-                "type": "bar",
-                "x": [names[n] for n in shown],
-                "y": [counts[n] for n in shown],
-                "marker": {"color": BLUE},
-                "hovertemplate": "%{x} ulp: %{y} elements<extra></extra>",
-            }
-        ],
-        "layout": {
-            "title": {"text": "signed error"},
-            "xaxis": {"title": {"text": "candidate - oracle, ulp"}, "type": "category"},
-            "yaxis": {"title": {"text": "elements"}},
-            "bargap": 0.05,
-        },
-    }
 
 
 def _values(sample: Sample, unit: Unit, sampled: int, elements: int) -> Figure:

@@ -26,9 +26,9 @@ from validator.report.figures.heat import (
     share_shade,
 )
 
-__all__ = ["LAYER_METRICS", "OUTSIDE", "Place", "layers_figure", "layers_of", "place_of"]
+__all__ = ["LAYER_METRICS", "NO_LAYER", "Place", "layer_words", "layers_figure", "layers_of", "place_of"]
 
-OUTSIDE = "outside"
+NO_LAYER = "no layer"
 """Where modules are that are in no layer: embeddings, the last norm, the head, the model itself."""
 
 
@@ -37,7 +37,7 @@ class Place:
     """Where a module is.
 
     Attributes:
-        layer: fqn of its layer, which ends in the first number of its path, or `OUTSIDE`.
+        layer: fqn of its layer, which ends in the first number of its path, or `NO_LAYER`.
         inside: its name in that layer; `""` for the layer itself.
     """
 
@@ -102,7 +102,7 @@ def layers_figure(outcome: Outcome, metric: str | None = None) -> Figure:
                 "customdata": [[None if cell is None else cell[-1] for cell in line] for line in grid],
                 "text": [
                     [
-                        f"layer {label(column)}, {label(row)}"
+                        f"{label(layer_words(column))}, {label(row)}"
                         + ("" if cell is None else _about(outcome, metric or row, *cell[1:]))
                         for column, cell in zip(columns.values(), line, strict=True)
                     ]
@@ -124,24 +124,29 @@ def place_of(module: str) -> Place:
     """Return where a module is."""
     layer = facts.layer_of(module)
     if layer is None:
-        return Place(layer=OUTSIDE, inside=module)
+        return Place(layer=NO_LAYER, inside=module)
     return Place(layer=layer, inside=module.removeprefix(layer).removeprefix("."))
 
 
 def layers_of(modules: Iterable[str]) -> dict[str, str]:
-    """Return short names of layers by fqn, in the order of their first modules, what is outside last.
+    """Return short names of layers by fqn, in the order of their first modules, and last what is in none.
 
     Where all layers are of one stack its name is left out.
     """
     found = dict.fromkeys(place_of(module).layer for module in modules)
-    is_outside = found.pop(OUTSIDE, "") is None
+    has_others = found.pop(NO_LAYER, "") is None
     stacks = {layer.rpartition(".")[0] for layer in found}
     names = {layer: layer.rpartition(".")[2] if len(stacks) == 1 else layer for layer in found}
-    return names | ({OUTSIDE: OUTSIDE} if is_outside else {})
+    return names | ({NO_LAYER: NO_LAYER} if has_others else {})
+
+
+def layer_words(name: str) -> str:
+    """Return `layer 3`, or what modules are in that are in no layer; of a short name."""
+    return name if name == NO_LAYER else f"layer {name}"
 
 
 def _row_of(place: Place) -> str:
-    itself = phrases.module_name("") if place.layer == OUTSIDE else "(the layer itself)"
+    itself = phrases.module_name("") if place.layer == NO_LAYER else "(the layer itself)"
     return place.inside or itself
 
 
@@ -149,7 +154,7 @@ def _rows_of(cells: Iterable[tuple[str, str]]) -> list[str]:
     """Return the rows of cells, each a row and a layer: in the order of the cells, those of no layer last."""
     is_in: dict[str, bool] = {}
     for row, layer in cells:
-        is_in[row] = is_in.get(row, False) or layer != OUTSIDE
+        is_in[row] = is_in.get(row, False) or layer != NO_LAYER
     return sorted(is_in, key=lambda row: not is_in[row])
 
 

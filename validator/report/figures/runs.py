@@ -16,6 +16,7 @@ from validator.report.figures.drawing import (
     limit_line,
     told,
 )
+from validator.report.run_changes import edges_of
 from validator.report.stored_runs import RunEdge, StoredRun
 
 __all__ = ["runs_figure"]
@@ -31,11 +32,11 @@ _SYMBOLS = (
 
 
 def runs_figure(runs: Sequence[StoredRun]) -> Figure:
-    """Show the error of each edge in each run, edges in the order of the first run that has them.
+    """Show the error of each edge in each run, edges in one order.
 
     A sign of its verdict stands around each finding: those of a gain have errors below 1.
     """
-    edges = {name: place for place, name in enumerate(dict.fromkeys(n for run in runs for n in run.edges))}
+    edges = {name: place for place, name in enumerate(edges_of(runs))}
     errors = [{name: _error(edge) for name, edge in run.edges.items()} for run in runs]
     axis = ErrorAxis((error for run in errors for error in run.values()), error_title(Unit.BAND))
     traces = []

@@ -28,17 +28,26 @@ export default module.exports;`;
 };
 
 const FAINT = "rgba(127, 127, 127, 0.25)";
-const CLEAR = "rgba(0, 0, 0, 0)";
 const axis = (given) => ({ gridcolor: FAINT, zerolinecolor: FAINT, linecolor: FAINT, automargin: true, ...given });
 
+// The colour that is seen behind a place; clear where nothing around it has one.
+const groundOf = (place) => {
+  for (let holder = place; holder !== null; holder = holder.parentElement) {
+    const { backgroundColor } = getComputedStyle(holder);
+    if (backgroundColor.startsWith("rgb(")) return backgroundColor;
+  }
+  return CLEAR;
+};
+
 // Takes the notebook's own ground and ink.
-const themed = (layout, color) => ({
+const themed = (layout, ink, ground) => ({
   ...layout,
   autosize: true,
   margin: { l: 60, r: 20, t: layout.title ? 60 : 40, b: 45 },
-  paper_bgcolor: CLEAR,
+  paper_bgcolor: ground,
   plot_bgcolor: CLEAR,
-  font: { color, size: 12 },
+  font: { color: ink, size: 12 },
+  modebar: modebarOf(ink, ground),
   hoverlabel: { namelength: -1, align: "left" },
   legend: { bgcolor: CLEAR, ...layout.legend },
   xaxis: axis(layout.xaxis),
@@ -71,9 +80,11 @@ const render = async ({ model, el }) => {
     drawn = model.get("figure");
     try {
       const { data, layout } = drawn;
-      const done = Plotly.react(place, data, themed(layout, getComputedStyle(el).color), { displaylogo: false });
+      const looks = themed(layout, getComputedStyle(el).color, groundOf(el));
+      const done = Plotly.react(place, data, looks, plotConfig);
       if (isFirst) place.on("plotly_click", (event) => model.send({ clicked: event.points[0].customdata ?? null }));
       await done;
+      passOverButtons(place);
       trouble.textContent = "";
     } catch (error) {
       Plotly.purge(place); // what it showed is of another figure

@@ -16,10 +16,13 @@ import traitlets
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from validator.report.figures.drawing import Figure
+from validator.report.figures.toolbar import toolbar_script
 
-__all__ = ["PlotWidget"]
+__all__ = ["CODE", "PlotWidget"]
 
-_CODE = resources.files("validator.report.notebook").joinpath("plot.js").read_text(encoding="utf-8")
+_DRAWING = resources.files("validator.report.notebook").joinpath("plot.js").read_text(encoding="utf-8")
+CODE = f"{toolbar_script()}\n{_DRAWING}"
+"""The module that draws a plot."""
 
 
 class _Library(anywidget.AnyWidget):
@@ -52,7 +55,7 @@ class PlotWidget(anywidget.AnyWidget):
         figure: the same; what is set is drawn in its place.
     """
 
-    _esm = _CODE
+    _esm = CODE
 
     figure = traitlets.Dict().tag(sync=True)
     library = traitlets.Instance(ipywidgets.Widget).tag(sync=True, **ipywidgets.widget_serialization)

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from validator import digits
 from validator.report import phrases
 from validator.report.figures.drawing import VERDICTS
+from validator.report.figures.toolbar import toolbar_script
 from validator.report.page.packing import packed_data, packed_plotly, part
 
 __all__ = ["render"]
@@ -23,7 +24,7 @@ def render(template: str, *, title: str, script: str, data: Any, **values: Any) 
     Args:
         template: name of a file beside this one that extends `base.html.jinja`.
         title: of the window.
-        script: name of a file beside this one, which is run after `drawing.js`.
+        script: name of a file beside this one, which is run after `drawing.js` and `toolbar.js`.
         data: what the script is handed, with finite numbers alone; None on a page without plots, on which
             nothing runs.
         values: what the template shows. A text is shown as text, and what turns its direction spelled out.
@@ -40,7 +41,7 @@ def render(template: str, *, title: str, script: str, data: Any, **values: Any) 
             nonce=nonce,
             style=Markup(part("style.css")),
             verdicts={verdict: colour for verdict, (colour, _) in VERDICTS.items()},
-            script=Markup(part("drawing.js") + part(script)) if is_drawn else None,
+            script=Markup(part("drawing.js") + toolbar_script() + part(script)) if is_drawn else None,
             plotly=packed_plotly() if is_drawn else None,
             data=packed_data(data) if is_drawn else None,
             **values,

@@ -79,11 +79,12 @@ const themed = ({ data, layout }, width) => {
       ...layout,
       autosize: true,
       margin: { l: 60, r: 20, t: layout.title ? 58 : 30, b: 45 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: paper,
+      plot_bgcolor: CLEAR,
       font: { color: ink, size: 12 },
+      modebar: modebarOf(ink, paper),
       hoverlabel: { namelength: -1, align: "left" },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", ...layout.legend },
+      legend: { bgcolor: CLEAR, orientation: "h", y: 1.02, yanchor: "bottom", ...layout.legend },
       // Above the legend, whose line may be as long.
       title: layout.title && {
         ...layout.title,
@@ -118,7 +119,7 @@ const draw = async (place) => {
   try {
     const { data, layout } = themed(figures.get(place), place.clientWidth);
     place.style.height = layout.height ? `${layout.height}px` : "";
-    const drawn = Plotly.react(place, data, layout, { displaylogo: false, responsive: true });
+    const drawn = Plotly.react(place, data, layout, { ...plotConfig, responsive: true });
     place.dataset.drawn = "true";
     if (isFirst) place.on("plotly_click", (event) => pick(place, event.points[0].customdata));
     await drawn;
@@ -127,6 +128,7 @@ const draw = async (place) => {
   }
   // What is drawn says the same as the table beside it, and says it in no order.
   for (const drawing of place.querySelectorAll("svg.main-svg")) drawing.setAttribute("aria-hidden", "true");
+  passOverButtons(place);
 };
 
 const pick = (place, detail) => place.dispatchEvent(new CustomEvent("pick", { bubbles: true, detail }));

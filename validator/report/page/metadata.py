@@ -8,6 +8,7 @@ from typing import Any
 from validator.checks.findings import Outcome
 from validator.report import facts
 from validator.report.json_report import plain
+from validator.report.orders import merged
 
 __all__ = ["Fact", "facts_of"]
 
@@ -40,13 +41,19 @@ class Fact:
 
 
 def facts_of(outcome: Outcome) -> list[Fact]:
-    """Return what is known of both sides, in the order in which the reference tells it."""
+    """Return what is known of both sides, in the order in which the reference tells it.
+
+    A list that is empty on one side, such as of meshes, has no row beside those of what is in the other's.
+    """
     reference, candidate = (
         dict(_flat(plain(facts.side(outcome, side)))) for side in ("reference", "candidate")
     )
+    names = merged((reference, candidate))
+    told = ((name, reference.get(name, ABSENT), candidate.get(name, ABSENT)) for name in names)
     return [
-        _fact(name, reference.get(name, ABSENT), candidate.get(name, ABSENT))
-        for name in dict.fromkeys((*reference, *candidate))
+        _fact(name, *values)
+        for name, *values in told
+        if values != [ABSENT, ABSENT] or not any(other.startswith(f"{name}.") for other in names)
     ]
 
 

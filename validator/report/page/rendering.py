@@ -7,6 +7,7 @@ from validator.checks.findings import Outcome, Unobservable
 from validator.report import facts, phrases, text
 from validator.report.figures.drawing import edge_label
 from validator.report.figures.layers import LAYER_METRICS
+from validator.report.figures.positions import token_errors
 from validator.report.finding_text import finding_section
 from validator.report.page.data import page_data
 from validator.report.page.document import render
@@ -19,6 +20,9 @@ __all__ = ["SearchPath", "to_html"]
 
 _LISTED = 40
 """Of modules that something is said of, so many are named."""
+
+_FEW = 8
+"""In a caption, which is read out whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ def to_html(outcome: Outcome, *, search: SearchPath | None = None) -> str:
         sections=[_numbered(outcome, number) for number in range(len(outcome.findings))],
         checked={check: n for check, n in facts.checked(outcome).items() if n},
         metrics=list(LAYER_METRICS),
+        left_out_of_positions=_left_out_of_positions(outcome),
         tables=value_tables(outcome, data["figures"]),
         tree=tree_of(outcome),
         facts=facts_of(outcome),
@@ -74,6 +79,14 @@ def _numbered(outcome: Outcome, number: int) -> Section:
     finding = outcome.findings[number]
     is_first = finding is facts.first_divergence(outcome)
     return finding_section(outcome, finding, place="first " if is_first else "")
+
+
+def _left_out_of_positions(outcome: Outcome) -> str:
+    found = token_errors(outcome)
+    if found is None or not found.left_out:
+        return ""
+    shown = phrases.listing(found.left_out, _FEW)
+    return f"Left out are edges without a dim of {found.size} tokens: {shown}."
 
 
 def _by_reason(outcome: Outcome) -> dict[str, str]:

@@ -65,10 +65,9 @@ begin((data) => {
     return [heading, ...tables];
   };
 
-  // What a line, or bars, tell at each place. A template tells what the axis can't show.
+  // What a line tells at each place. A template tells what the axis can't show.
   const valuesOfLines = ({ data: traces, layout }) => {
     const told = (trace, n) => {
-      if (trace.type === "bar") return trace.y[n];
       const template = Array.isArray(trace.hovertemplate) ? trace.hovertemplate[n] : trace.hovertemplate;
       return template.slice(template.lastIndexOf(": ") + 2).replace("%{y}", trace.y[n]);
     };
@@ -78,6 +77,12 @@ begin((data) => {
       [layout.xaxis.title.text, ...traces.map(({ name }) => (name === undefined ? unit : `${name} ${unit}`))],
       traces[0].x.map((_, n) => [placed(traces[0], n), ...traces.map((trace) => told(trace, n))]),
     ];
+  };
+
+  // Bins and their elements. Those without a width are another trace's.
+  const valuesOfBins = ({ data: traces, layout }) => {
+    const bins = traces.flatMap(({ x, hovertext, customdata }) => x.map((at, n) => [at, hovertext[n], ...customdata[n]]));
+    return [[layout.xaxis.title.text, "elements"], bins.sort(([a], [b]) => a - b).map(([, ...row]) => row)];
   };
 
   // Single elements, the worst first. What is not finite has no place in a plot.
@@ -141,7 +146,7 @@ begin((data) => {
       const place = make("div", null, { class: "plot", role: "group", "aria-label": `Plot: ${name}, ${edge.name}` });
       place.dataset.figure = name;
       const holder = make("figure", null);
-      const values = name === "values" ? valuesOfPoints : valuesOfLines;
+      const values = { values: valuesOfPoints, ulp: valuesOfBins }[name] ?? valuesOfLines;
       holder.append(place, folded(figure.layout.title.text, () => values(figure)));
       grid.append(holder);
       show(place, figure);

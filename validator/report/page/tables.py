@@ -7,7 +7,7 @@ from validator import digits
 from validator.checks.findings import Judgement, Outcome, Verdict
 from validator.checks.profiles import Unit
 from validator.report.figures.drawing import Figure, edge_label, error_title, over_band, told
-from validator.report.figures.layers import LAYER_METRICS, layers_of, place_of
+from validator.report.figures.layers import LAYER_METRICS, layer_words, layers_of, place_of
 from validator.report.figures.positions import position_kl, token_errors
 
 __all__ = ["Cell", "ValueTable", "value_tables"]
@@ -112,7 +112,7 @@ def _positions(outcome: Outcome) -> ValueTable | None:
     if found is None:
         return None
     return ValueTable(
-        columns=("token", *(f"layer {name}" for name in found.layers)),
+        columns=("token", *map(layer_words, found.layers)),
         rows=tuple(
             (Cell(text=token), *(Cell(text=error) for error in told(errors)))
             for token, errors in zip(found.tokens, zip(*found.errors, strict=True), strict=True)

@@ -61,6 +61,11 @@ class Node:
         """How many edges there are in it."""
         return len(self.edges) + sum(child.count for child in self.children.values())
 
+    @property
+    def size(self) -> str:
+        """The same in words."""
+        return phrases.count(self.count, "edge")
+
 
 def tree_of(outcome: Outcome) -> Node:
     """Return the model, opened along the path to the first divergence."""
