@@ -63,3 +63,30 @@ def test_a_ratio_to_a_limit_is_told_on_its_side_of_the_limit(value: float, text:
 )
 def test_a_share_that_is_not_all_or_nothing_never_looks_like_it(part: int, whole: int, text: str) -> None:
     assert digits.percent(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([7], "7"),
+        ([6, 7], "6-7"),
+        ([3, 4, 5, 9], "3-5, 9"),
+        ([1, 0], "1, 0"),
+        (list(range(100)), "0-99"),
+        ([0, 2, 4, 6], "0, 2, 4, 6"),
+        (list(range(0, 20, 2)), "0, 2, 4, 6 and 6 more"),
+        ([0, 3, 4, 5, 7, 14, 20, 21, 22, 23], "0, 3-5, 7, 14 and 4 more"),
+    ],
+    ids=str,
+)
+def test_a_list_of_indices_counts_those_that_it_leaves_out(numbers: list[int], text: str) -> None:
+    assert digits.index_list(numbers) == text
+    head, _, left = text.partition(" and ")
+    shown = sum(1 if first == last else int(last) - int(first) + 1 for first, last in _ends(head))
+    assert shown + int(left.split()[0] if left else 0) == len(numbers)
+
+
+def _ends(head: str) -> list[tuple[str, str]]:
+    parts = (part.split("-") for part in head.split(", ") if part)
+    return [(part[0], part[-1]) for part in parts]

@@ -1,8 +1,9 @@
 """Numbers as a reader sees them: with the digits that matter, and on the right side of a limit."""
 
 import math
+from collections.abc import Iterable, Sequence
 
-__all__ = ["number", "percent", "ratio", "scientific"]
+__all__ = ["index_list", "number", "percent", "ranges", "ratio", "scientific"]
 
 
 def number(value: float | str) -> str:
@@ -48,3 +49,29 @@ def percent(part: float, whole: float = 1.0) -> str:
     if 99.95 <= share < 100:
         return f"{share:.4g}%" if share < 99.995 else "over 99.99%"
     return f"{share:.1f}%"
+
+
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Return `3-6`, `9`: what ascends by one is joined; the order is kept, which is all of a permutation."""
+    return [_range(run) for run in _runs(numbers)]
+
+
+def index_list(numbers: Sequence[int], limit: int = 4) -> str:
+    """Return `3-6, 9 and 12 more`: at most `limit` ranges, and how many of the numbers are left."""
+    shown = _runs(numbers)[:limit]
+    left = len(numbers) - sum(map(len, shown))
+    return ", ".join(map(_range, shown)) + (f" and {left} more" if left else "")
+
+
+def _runs(numbers: Iterable[int]) -> list[range]:
+    found: list[range] = []
+    for n in numbers:
+        if found and n == found[-1].stop:
+            found[-1] = range(found[-1].start, n + 1)
+        else:
+            found.append(range(n, n + 1))
+    return found
+
+
+def _range(run: range) -> str:
+    return str(run.start) if len(run) == 1 else f"{run.start}-{run[-1]}"

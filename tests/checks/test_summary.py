@@ -9,6 +9,7 @@ from validator.checks.findings import Arm, Check, Evidence, Signature
 from validator.checks.signatures import signature_words
 from validator.checks.summary import summarise
 from validator.numerics.recipes import EAGER
+from validator.report import phrases
 
 EVIDENCE = Evidence(outside=30, elements=2048, max_over_band=4.4, gain=0.0125, z=17.2)
 
@@ -67,10 +68,15 @@ def test_each_rule_has_its_words(given: dict[str, Any], part: str) -> None:
     assert part in sentence(**given)
 
 
-def test_places_are_listed_up_to_six() -> None:
-    where = {"tokens": [3], "channels": list(range(10)), "heads": None}
-    assert "; all in" not in sentence(where=where)
-    assert ", all in tokens 3; channels 0, 1, 2, 3, 4, 5 and 4 more" in sentence(where=where)
+def test_places_are_said_as_in_the_rows_of_a_finding() -> None:
+    where = {"tokens": [3], "channels": [0, 3, 4, 5, 7, 14, 15, 16, 20, 21, 22, 30], "heads": None}
+    words = "token 3; channels 0, 3-5, 7, 14-16 and 4 more"
+    assert sentence(where=where).endswith(f", all in {words}")
+    assert phrases.places(where) == words
+
+
+def test_a_gain_is_of_all_elements() -> None:
+    assert "all in" not in sentence(where={"tokens": [3]}, arm=Arm.GAIN)
 
 
 def test_a_signature_ends_the_sentence() -> None:

@@ -60,3 +60,45 @@ def test_in_a_notebook_text_is_returned_and_not_shown(monkeypatch: pytest.Monkey
 def test_a_row_of_another_width_than_the_head_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a row of 2 cells for 1 columns: \('a', 'b'\)"):
         Table(columns=(Column(name="x"),), rows=(("a", "b"),))
+
+
+NAMES = ("candidate.parallelism.world_size", "candidate.inputs.input_ids")
+
+
+def drawn(width: int, *columns: Column, rows: tuple[tuple[str, ...], ...]) -> list[str]:
+    return plain_text(screen(Table(columns=columns, rows=rows)), width).splitlines()[2:]
+
+
+@pytest.mark.parametrize("width", [56, 80, 120, 200])
+def test_names_stay_whole_beside_long_texts(width: int) -> None:
+    columns = (Column(name="name", kind=Kind.NAME), Column(name="a"), Column(name="b"))
+    lines = drawn(width, *columns, rows=tuple((name, "1" * 64, "2" * 64) for name in NAMES))
+    assert max(map(len, lines)) <= width
+    assert {line.split()[0] for line in lines} >= set(NAMES)
+    assert sum(line.count("1") for line in lines) == 64 * len(NAMES)
+
+
+def test_a_name_of_several_words_is_broken_between_them() -> None:
+    columns = (Column(name="edge", kind=Kind.NAME), Column(name="error"))
+    lines = drawn(
+        60, *columns, rows=(("model.layers.2.mlp, into gate_proj [hidden_states] (wiring)", "0.31"),)
+    )
+    words = {word for line in lines for word in line.split()}
+    assert words == {
+        *("edge", "error", "model.layers.2.mlp,", "into", "gate_proj", "[hidden_states]", "(wiring)", "0.31")
+    }
+
+
+def test_names_that_leave_no_room_are_broken() -> None:
+    columns = (Column(name="name", kind=Kind.NAME), Column(name="a"))
+    lines = drawn(40, *columns, rows=(("n" * 39, "value"),))
+    assert max(map(len, lines)) <= 40
+    assert sum(line.count("n") for line in lines[1:]) == 39
+    assert "value" in "".join(lines).replace(" ", "")
+
+
+def test_a_column_of_no_names_takes_no_room() -> None:
+    columns = (Column(name="", kind=Kind.NAME), Column(name="a"))
+    lines = drawn(40, *columns, rows=(("", "1" * 64),))
+    assert sum(line.count("1") for line in lines) == 64
+    assert max(map(len, lines)) <= 40

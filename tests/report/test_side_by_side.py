@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from tests.report.page.test_rendering import Document
 from validator import cli
-from validator.checks.findings import Arm, Outcome
+from validator.checks.findings import Arm, Outcome, Verdict
 from validator.errors import TargetError, UsageError
 from validator.report.json_report import error_json, schema
 from validator.report.result import Result
+from validator.report.screen import plain_text
 from validator.report.side_by_side import read_runs
 
 
@@ -24,7 +25,7 @@ def run(*args: object) -> Any:
     return CliRunner().invoke(cli.app, [str(arg) for arg in args])
 
 
-MOVED = "model.layers.0.mlp.down_proj"
+MOVED, FOUND = "model.layers.0.mlp.down_proj", "model.layers.2.mlp.down_proj"
 
 
 def with_error(outcome: Outcome, module: str, error: float, *, world_size: int) -> Outcome:
@@ -58,15 +59,19 @@ def test_text_shows_the_runs_what_changed_and_what_moved(files: list[Path]) -> N
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
     assert words.startswith("3 runs: aligned (tp1), then divergent (tp2), then aligned (tp4)")
-    found = "model.layers.2.mlp.down_proj (function), model.layers.3.self_attn, into o_proj [input] (wiring)"
-    assert f"tp1 to tp2 divergent, was aligned; 2 findings new: {found}" in words
-    assert f"tp2 to tp4 aligned, was divergent; 2 findings gone: {found}" in words
+    # The other runs have judged no such edge of layer 3.
+    found, of_its_own = f"{FOUND} (function)", "model.layers.3.self_attn, into o_proj [input] (wiring)"
+    news = f"1 finding new: {found}; 1 finding where nothing was judged before: {of_its_own}"
+    assert f"tp1 to tp2 divergent, was aligned; {news}" in words
+    assert (
+        f"tp2 to tp4 aligned, was divergent; 1 finding gone: {found}; 1 finding no longer judged: " in words
+    )
     moved = words.split("moved more than chance moves it")[1]
     assert "model.layers.0.mlp.down_proj (function) 0.31 0.71 0.95" in moved
     assert "model.layers.1" not in moved
-    assert "if elements err independently of each other" in moved
+    assert "whose elements err independently of each other, at most 1.0% show such an edge" in moved
     assert "candidate.parallelism.world_size 1 2 4" in moved
-    assert "candidate.software.torch 2.10 2.10" in moved
+    assert "candidate.software.torch 2.10 - 2.10" in moved
 
 
 def test_the_figure_has_every_edge_of_every_run(files: list[Path]) -> None:
@@ -122,6 +127,87 @@ def test_identical_runs_say_that_nothing_changed(files: list[Path], tmp_path: Pa
     assert runs.to_json()["differences"] == {}
     assert "2 runs: all aligned" in str(runs)
     assert "the same findings" in str(runs)
+    assert "chance" not in str(runs)
+    assert "err independently" not in str(runs)
+
+
+def without(file: Path, module: str) -> Path:
+    """Write the result again as if an edge had not been judged, beside the other."""
+    document = json.loads(file.read_text())
+    document["edges"] = [edge for edge in document["edges"] if edge["module"] != module]
+    found = file.with_name(f"{file.stem}-less.json")
+    found.write_text(json.dumps(document))
+    return found
+
+
+def changes(*paths: Path) -> str:
+    """What is said from the first run to the second."""
+    return " ".join(str(read_runs(list(paths))).split("from run to run")[1].split("\n\n")[0].split())
+
+
+def test_a_finding_whose_edge_is_not_judged_any_more_is_not_gone(files: list[Path]) -> None:
+    _, before, after = files
+    assert f"1 finding gone: {FOUND} (function)" in changes(before, after)
+    narrowed = changes(before, without(after, FOUND))
+    assert "gone" not in narrowed
+    assert f"2 findings no longer judged: {FOUND} (function)" in narrowed
+    widened = changes(without(after, FOUND), before)
+    assert "new" not in widened
+    assert f"2 findings where nothing was judged before: {FOUND} (function)" in widened
+
+
+def test_a_finding_of_a_decode_step_is_gone_where_its_module_is_aligned(
+    files: list[Path], divergent: Outcome
+) -> None:
+    step = replace(divergent, findings=(replace(divergent.findings[0], call=7),))
+    Result(step).write_json(files[1])
+    assert f"1 finding gone: {FOUND} (function, call 7)" in changes(files[1], files[2])
+
+
+def test_results_of_findings_alone_are_taken_to_have_judged_the_rest(files: list[Path]) -> None:
+    document = json.loads(files[2].read_text())
+    del document["edges"]
+    files[2].write_text(json.dumps(document))
+    assert "2 findings gone" in changes(files[1], files[2])
+
+
+def test_edges_that_a_later_run_alone_has_stand_where_they_are_judged(files: list[Path]) -> None:
+    """Without an edge in the first run its place comes from the second, and not from which is given first."""
+    first = without(files[0], FOUND)
+    for paths in ([first, files[1]], [files[1], first]):
+        runs = read_runs(paths)
+        (shown,) = (trace for trace in runs.figure().data if trace.name == "tp2")
+        order = [text for _, text in sorted(zip(shown.x, shown.text, strict=True))]
+        names = [text.partition("<br>")[0] for text in order]
+        at = names.index(f"{FOUND} (function)")
+        assert names[at - 1].startswith("model.layers.2.mlp.down_proj.weight")
+        assert names[at + 1].startswith("model.layers.2.mlp (")
+        found = [row["edge"]["module"] for row in runs.to_json()["findings"]]
+        assert found == [FOUND, "model.layers.3.self_attn"]
+
+
+def test_what_is_not_known_of_a_run_is_no_python(files: list[Path]) -> None:
+    for file, backend in ((files[0], None), (files[2], "gloo")):
+        document = json.loads(file.read_text())
+        document["run"]["candidate"]["parallelism"]["backend"] = backend
+        file.write_text(json.dumps(document))
+    runs = read_runs([files[0], files[2]])
+    assert "candidate.parallelism.backend - gloo" in " ".join(str(runs).split())
+    assert runs.to_json()["differences"]["candidate.parallelism.backend"] == [None, "gloo"]
+    del document["run"]["candidate"]["parallelism"]["backend"]
+    files[2].write_text(json.dumps(document))
+    assert "candidate.parallelism.backend" not in read_runs([files[0], files[2]]).to_json()["differences"]
+
+
+def test_names_of_metadata_are_whole_at_80_columns(files: list[Path]) -> None:
+    for file, checksum in ((files[0], "a" * 64), (files[2], "b" * 64)):
+        document = json.loads(file.read_text())
+        document["run"]["candidate"]["inputs"] = {"input_ids": {"checksum": checksum}}
+        file.write_text(json.dumps(document))
+    text = plain_text(read_runs([files[0], files[2]]).__rich__(), 80)
+    assert "candidate.parallelism.world_size " in text
+    assert "candidate.inputs.input_ids " in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_another_reference_and_other_inputs_are_differences(files: list[Path]) -> None:
@@ -190,6 +276,17 @@ def test_a_run_after_as_many_as_there_are_colours_does_not_look_like_another(
         path.write_text(files[0].read_text())
     data = read_runs(paths).figure().data
     assert len({(trace.marker.color, trace.marker.symbol) for trace in data}) == 14
+
+
+def test_an_edge_that_is_left_open_is_stored_and_read(aligned: Outcome, tmp_path: Path) -> None:
+    open_one = replace(aligned.judgements[1], verdict=Verdict.INCONCLUSIVE)
+    outcome = replace(aligned, judgements=(aligned.judgements[0], open_one, *aligned.judgements[2:]))
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    for path, made in zip(paths, (aligned, outcome), strict=True):
+        Result(made).write_json(path)
+        jsonschema.validate(json.loads(path.read_text()), schema(), cls=jsonschema.Draft202012Validator)
+    read = read_runs(paths).runs[1].edges.values()
+    assert [edge.verdict for edge in read].count(Verdict.INCONCLUSIVE) == 1
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(files: list[Path], tmp_path: Path) -> None:

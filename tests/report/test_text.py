@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from validator.capturing.provenance import LOOKING_CHANGED
 from validator.checks.findings import (
     Arm,
     Check,
@@ -14,6 +15,7 @@ from validator.checks.findings import (
     Unobservable,
     Verdict,
 )
+from validator.report.finding_text import next_command
 from validator.report.text import render, to_text
 
 ALIGNED_80 = """\
@@ -35,7 +37,7 @@ aligned: 8 edges of 4 layers explained by rounding (recipe fused), bfloat16, 2
 DIVERGENT_80 = """\
 divergent: first at model.layers.2.mlp.down_proj, rank 1
 
-model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before
+model.layers.2.mlp.down_proj: first divergence (function check; 4 edges before
   it are aligned)
   what        30 elements are outside the band, all in channel 40.
   reference   tiny-dense/  float64 oracle, weights rounded to bfloat16
@@ -61,7 +63,7 @@ model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before
 DIVERGENT_120 = """\
 divergent: first at model.layers.2.mlp.down_proj, rank 1
 
-model.layers.2.mlp.down_proj: first divergence (function check; 7 edges before it are aligned)
+model.layers.2.mlp.down_proj: first divergence (function check; 4 edges before it are aligned)
   what        30 elements are outside the band, all in channel 40.
   reference   tiny-dense/  float64 oracle, weights rounded to bfloat16  [B=2, S=16, D=64]
   candidate   tp2/  bfloat16, 2 ranks (tp=2), seen on rank 1
@@ -88,13 +90,60 @@ def test_a_divergent_run_reads_so(divergent: Outcome, width: int, text: str) -> 
     assert to_text(divergent, width) == text
 
 
+def test_edges_before_a_finding_are_counted_as_those_of_a_whole_run(aligned: Outcome) -> None:
+    """Parameters are judged, but are no edges: of 8 edges 7 come before the last one."""
+    assert "aligned: 8 edges of 4 layers" in to_text(aligned, 160)
+    last = aligned.judgements[-1]
+    guilty = replace(last, verdict=Verdict.DIVERGENT, arm=Arm.MAX)
+    outcome = replace(
+        aligned,
+        verdict=Verdict.DIVERGENT,
+        findings=(guilty.found(summary=f"{last.module}: off"),),
+        judgements=(*aligned.judgements[:-1], guilty),
+    )
+    assert "; 7 edges before it are aligned)" in to_text(outcome, 160)
+
+
 def test_an_inconclusive_run_says_why_and_names_what_was_not_checked(inconclusive: Outcome) -> None:
     text = to_text(inconclusive, 160)
-    assert text.startswith("inconclusive: nothing differs beyond rounding, but too little was checked")
+    assert text.startswith("inconclusive: no findings, but too little was checked to call it aligned\n")
     assert "\n  why         model.layers.0.attn has parameters and was judged by no check\n" in text
     names = "model.layers.0.attn, model.layers.1.attn, model.layers.2.attn and 2 more"
     assert f"unchecked   5: {names} (it never fired)\n" in text
     assert "aligned:" not in text
+
+
+CHANGED = f"{LOOKING_CHANGED}: the outputs with hooks differ by up to 0.5"
+NO_CHECK = "no check judged lm_head"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        ((CHANGED,), "looking changed the candidate's run"),
+        ((NO_CHECK,), "too little was checked to call it aligned"),
+        (
+            (NO_CHECK, CHANGED),
+            "looking changed the candidate's run, and too little was checked to call it aligned",
+        ),
+    ],
+    ids=["looking", "coverage", "both"],
+)
+def test_the_headline_of_an_inconclusive_run_is_that_of_its_reasons(
+    inconclusive: Outcome, reasons: tuple[str, ...], words: str
+) -> None:
+    text = to_text(replace(inconclusive, why_inconclusive=reasons), 160)
+    assert text.splitlines()[0] == f"inconclusive: no findings, but {words}"
+    assert [line.split("why")[1].strip() for line in text.splitlines() if line.startswith("  why ")] == list(
+        reasons
+    )
+
+
+def test_reasons_beside_a_finding_say_what_is_not_shown(divergent: Outcome) -> None:
+    text = to_text(replace(divergent, why_inconclusive=(CHANGED, NO_CHECK)), 160)
+    assert "  not shown   that nothing else is wrong: no check judged lm_head\n" in text
+    assert f"  not shown   that nothing else is wrong: {CHANGED}\n" in text
+    assert "\n  why " not in text
 
 
 def test_an_undeclared_precision_names_the_recipe_that_would_explain_it(undeclared: Outcome) -> None:
@@ -203,6 +252,33 @@ def test_an_element_of_another_class_has_no_distance(divergent: Outcome) -> None
     assert "worst       [1, 9, 40]: oracle 0.81640625, candidate inf\n" in text
 
 
+@pytest.mark.parametrize(
+    ("modules", "run", "check", "command"),
+    [
+        ({}, {}, Check.FUNCTION, "--include 'cand.down*' --keep run"),
+        ({"exclude": ["a"]}, {}, Check.FUNCTION, "--include 'cand.down*' --exclude a --keep run"),
+        ({"include": ["cand.*"]}, {}, Check.FUNCTION, "--include 'cand.down*' --repro repro"),
+        ({}, {"kept": "run"}, Check.FUNCTION, "--include 'cand.down*' --repro repro"),
+        ({}, {"reproducer": "repro"}, Check.FUNCTION, "--include 'cand.down*' --keep run"),
+        ({"include": ["cand.*"]}, {"reproducer": "repro"}, Check.FUNCTION, None),
+        ({"include": ["cand.*"]}, {}, Check.DISTRIBUTION, None),
+    ],
+    ids=["whole", "excluded", "included", "kept", "reproduced", "included-and-reproduced", "nothing-to-run"],
+)
+def test_the_next_command_goes_on_from_what_was_run(
+    divergent: Outcome,
+    modules: dict[str, list[str]],
+    run: dict[str, str],
+    check: Check,
+    command: str | None,
+) -> None:
+    found = replace(divergent.findings[0], candidate_module="cand.down", check=check)
+    candidate = {**divergent.run["candidate"], "modules": modules}
+    outcome = replace(divergent, run={**divergent.run, **run, "candidate": candidate})
+    expected = None if command is None else f"validator check port.py --nproc 2 {command}"
+    assert next_command(outcome, found) == expected
+
+
 def test_what_is_wrong_does_not_say_the_modules_name_again(divergent: Outcome) -> None:
     first = replace(divergent.findings[0], summary="model.layers.2.mlp.down_proj: the output is wrong")
     assert "  what        the output is wrong\n" in to_text(replace(divergent, findings=(first,)))
@@ -257,7 +333,8 @@ def test_a_run_that_can_not_be_repeated_suggests_no_command(divergent: Outcome) 
 
 
 def test_other_modules_of_the_next_command_are_quoted_for_the_shell(divergent: Outcome) -> None:
-    hostile = replace(divergent.findings[0], module="a; rm -rf 'x")
+    name = "a; rm -rf 'x"
+    hostile = replace(divergent.findings[0], module=name, candidate_module=name)
     assert """--include 'a; rm -rf '"'"'x*' --keep run""" in to_text(
         replace(divergent, findings=(hostile,)), 200
     )

@@ -5,7 +5,10 @@ from typing import Any
 
 from validator.capturing.manifest import Manifest, ProofStatus
 
-__all__ = ["manifest_metadata", "manifest_notes", "proof_reasons", "software_of"]
+__all__ = ["LOOKING_CHANGED", "manifest_metadata", "manifest_notes", "proof_reasons", "software_of"]
+
+LOOKING_CHANGED = "looking changed the candidate's run"
+"""How the reason begins of an outcome whose proof failed."""
 
 
 def manifest_notes(manifest: Manifest) -> tuple[str, ...]:
@@ -33,7 +36,7 @@ def software_of(manifest: Manifest) -> dict[str, str]:
 def proof_reasons(manifest: Manifest) -> tuple[str, ...]:
     """Return why a capture's values may not be those of the run that nobody looked at."""
     if manifest.proof.status is ProofStatus.CHANGED:
-        return (f"looking changed the candidate's run: {manifest.proof.reason}",)
+        return (f"{LOOKING_CHANGED}: {manifest.proof.reason}",)
     return ()
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from validator.checks.findings import Arm, Check, Evidence, Signature
 from validator.checks.signatures import signature_words
+from validator.checks.where_words import places
 from validator.digits import ratio
 from validator.numerics.recipes import RECIPES, Recipe
 
@@ -64,9 +65,7 @@ def summarise(
     else:
         times = ratio(evidence.max_over_band or 0.0)
         what = f"is outside what rounding explains in {share} (at worst {times} times the band)"
-    spots = "; ".join(
-        f"{kind} {_list(values)}" for kind, values in where.items() if values and arm is not Arm.GAIN
-    )
+    spots = "" if arm is Arm.GAIN else places(where)
     inside = f"; {op} is the first operator inside that is wrong" if op is not None and is_inside else ""
     hint = "" if signature is None else f"; looks like {signature_words(signature)}"
     return f"{subject}{on_rank} {what}{f', all in {spots}' if spots else ''}{inside}{hint}"
@@ -92,8 +91,3 @@ def _cache(recipe: Recipe) -> str:
     if isinstance(scale, float | int):
         return f"a cache of {recipe.cache} codes, at scale {scale:g}"
     return f"a cache of {recipe.cache} codes, with {_SHARED[scale]}"
-
-
-def _list(values: list[int]) -> str:
-    shown = ", ".join(map(str, values[:6]))
-    return shown if len(values) <= 6 else f"{shown} and {len(values) - 6} more"

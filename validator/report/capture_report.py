@@ -204,7 +204,7 @@ def _table(ranges: CaptureRanges) -> Table:
         title=f"layers{more}",
         columns=columns,
         rows=tuple(
-            (*cells, ", ".join(phrases.ranges(ranks))) if several else cells
+            (*cells, ", ".join(digits.ranges(ranks))) if several else cells
             for cells, ranks in list(rows.items())[:_LAYERS]
         ),
     )

@@ -11,6 +11,7 @@ from validator.checks.findings import Arm, Check, EdgeVerdict, Finding, Judgemen
 __all__ = [
     "checked",
     "edge_key",
+    "edges",
     "error_over_band",
     "first_divergence",
     "first_judgement",
@@ -87,6 +88,11 @@ def checked(outcome: Outcome) -> dict[Check, int]:
     """Count the judged edges by check; every check has a key, edges that were not judged count nowhere."""
     counts = Counter(judgement.check for judgement in _judged(outcome))
     return {check: counts[check] for check in Check}
+
+
+def edges(outcome: Outcome) -> list[Judgement]:
+    """Return what was said of the edges that were judged, in execution order; parameters are no edges."""
+    return [judgement for judgement in _judged(outcome) if judgement.check is not Check.PARAMETER]
 
 
 def layers(outcome: Outcome) -> int:

@@ -1,10 +1,11 @@
 """Places and names as short English: the words of the terminal text."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from validator.checks.findings import Check, Signature
 from validator.checks.signatures import signature_words
+from validator.checks.where_words import places
 from validator.digits import number
 from validator.escapes import printable
 
@@ -19,7 +20,6 @@ __all__ = [
     "module_name",
     "places",
     "printable",
-    "ranges",
     "shape",
     "shown",
     "signature",
@@ -99,36 +99,7 @@ def shown(text: str) -> str:
     return NO_BREAK_SPACE.join(map(printable, text.split(NO_BREAK_SPACE)))
 
 
-def places(where: Mapping[str, Any]) -> str:
-    """Return `channel 40; tokens 3-6, 9`: where the elements of a finding lie."""
-    return "; ".join(_place(kind, value) for kind, value in where.items() if value not in (None, [], ()))
-
-
 def signature(found: Signature) -> str:
     """Return the hypothesis: `a factor of 1.02 on channel 40 (residual 0.4 ulp after it)`."""
     residual = "" if found.residual_ulp is None else f" (residual {number(found.residual_ulp)} ulp after it)"
     return signature_words(found) + residual
-
-
-def ranges(numbers: Iterable[int]) -> list[str]:
-    """Return `3-6`, `9`: what ascends by one is joined; the order is kept, which is all of a permutation."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1][1:] = [n]
-        else:
-            runs.append([n])
-    return ["-".join(map(str, run)) for run in runs]
-
-
-def _place(kind: str, value: Any) -> str:
-    name = kind.replace("_", " ")
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return f"{name} {_value(value)}"
-    if not all(isinstance(item, int) for item in value):
-        return f"{name} {listing([_value(item) for item in value], 4)}"
-    return f"{name.removesuffix('s') if len(value) == 1 else name} {listing(ranges(value), 4)}"
-
-
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -27,6 +27,7 @@ more than ALPHA. A move is no fault: another order of summation, or another band
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +35,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
+from validator.checks.findings import Verdict
+from validator.report.orders import merged
 from validator.report.stored_runs import EdgeName, RunEdge, StoredRun
 
 __all__ = [
@@ -41,9 +44,11 @@ __all__ = [
     "ZEROS",
     "chance_factor",
     "differences",
+    "edges_of",
     "errors",
     "findings_changed",
     "found_anywhere",
+    "is_judged",
     "moved",
     "uncounted",
 ]
@@ -58,13 +63,34 @@ _MOST = 100.0
 """No logarithm of a factor is sought above it."""
 
 
+def edges_of(runs: Sequence[StoredRun]) -> list[EdgeName]:
+    """Return the edges of all runs in one order, which of edges of one run is that of their judging."""
+    return merged(run.edges for run in runs)
+
+
 def found_anywhere(runs: Sequence[StoredRun]) -> tuple[EdgeName, ...]:
-    """Return the edges with a finding in any run, as the first run that has it orders them."""
-    return tuple(dict.fromkeys(name for run in runs for name in run.findings))
+    """Return the edges with a finding in any run, in the order of all edges."""
+    found = {name for run in runs for name in run.findings}
+    return tuple(name for name in edges_of(runs) if name in found)
+
+
+def is_judged(run: StoredRun, name: EdgeName) -> bool:
+    """Tell whether a run says anything of an edge, in any call: a finding of decode steps has its step's.
+
+    A result older than the list of edges tells of findings alone: it is taken to have judged all the others.
+    """
+    if "edges" not in run.document:
+        return True
+    edge = run.edges.get(name)
+    calls = [e for other, e in run.edges.items() if replace(other, call=name.call) == name]
+    return any(found.verdict is not Verdict.UNCHECKED for found in (calls if edge is None else [edge]))
 
 
 def findings_changed(before: StoredRun, after: StoredRun) -> tuple[list[EdgeName], list[EdgeName]]:
-    """Return the findings that the later run alone has, and those that the earlier run alone has."""
+    """Return the findings that the later run alone has, and those that the earlier run alone has.
+
+    The other run need not have judged their edges.
+    """
     earlier, later = set(before.findings), set(after.findings)
     appeared = [name for name in after.findings if name not in earlier]
     return appeared, [name for name in before.findings if name not in later]
@@ -124,12 +150,12 @@ def uncounted(runs: Sequence[StoredRun]) -> int:
 
 
 def differences(runs: Sequence[StoredRun]) -> dict[str, tuple[str | None, ...]]:
-    """Return the metadata of both sides that are not the same in all runs, one value a run.
+    """Return the metadata of both sides that are not the same in all runs, one value a run or None for none.
 
     What the candidate is judged by moves every edge as well: the reference and the inputs are looked at too.
     """
     told = [dict(_metadata(run.document.get("run"))) for run in runs]
-    names = dict.fromkeys(name for one in told for name in one)
+    names = merged(told)
     values = {name: tuple(one.get(name) for one in told) for name in names}
     return {name: found for name, found in values.items() if len(set(found)) > 1}
 
@@ -171,12 +197,12 @@ def _differ(values: Sequence[float], factor: float) -> bool:
     return max(numbers) > factor * min(numbers)
 
 
-def _metadata(run: Any) -> Iterator[tuple[str, str]]:
+def _metadata(run: Any) -> Iterator[tuple[str, str | None]]:
     """Yield what makes two runs differ, by name and as text: not what differs in any two processes."""
     for name in ("candidate", "reference"):
         side = _mapping(run).get(name)
         for key, value in _side(_mapping(side)):
-            yield f"{name}.{key}", str(value)
+            yield f"{name}.{key}", None if value is None else str(value)
 
 
 def _side(side: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -6,10 +6,11 @@ users chose. It is never read as rich markup, and control characters are written
 
 import io
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -20,6 +21,8 @@ __all__ = ["Column", "Kind", "Row", "Screen", "Section", "Table", "plain_text"]
 
 _LABEL_WIDTH = 10
 _LEAST_WIDTH = 40
+_LEAST_TEXT = 8
+_PADDING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +127,38 @@ def plain_text(screen: RenderableType, width: int = 80) -> str:
 def _table(table: Table, width: int) -> RichTable:
     drawn = RichTable(box=None, pad_edge=True, header_style="dim")
     shown = [i for i, column in enumerate(table.columns) if column.least_width <= width]
-    for column in (table.columns[i] for i in shown):
+    columns = [table.columns[i] for i in shown]
+    rows = [[printable(row[i]) for i in shown] for row in table.rows]
+    for column, name_width in zip(columns, _name_widths(columns, rows, width), strict=True):
         if column.kind is Kind.NUMBER:
             drawn.add_column(column.name, justify="right", no_wrap=True)
         else:
-            drawn.add_column(column.name, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(printable(row[i])) for i in shown))
+            drawn.add_column(column.name, overflow="fold", width=name_width)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
     return drawn
+
+
+def _name_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int | None]:
+    """Return how wide columns of names are in a table that is too wide: no name is broken inside a word.
+
+    None leaves a column to rich: of other kinds, and all where the others have no room beside such names.
+    """
+    cells = [[column.name, *(row[i] for row in rows)] for i, column in enumerate(columns)]
+    widths = [max(map(cell_len, texts)) for texts in cells]
+    excess = sum(widths) + _PADDING * len(columns) - width
+    names = [i for i, column in enumerate(columns) if column.kind is Kind.NAME]
+    if excess <= 0 or not names:
+        return [None] * len(columns)
+    for i in sorted(names, key=lambda i: -widths[i]):
+        longest = max((cell_len(word) for text in cells[i] for word in text.split()), default=0)
+        cut = min(excess, widths[i] - longest)
+        widths[i] -= cut
+        excess -= cut
+    texts = [widths[i] for i, column in enumerate(columns) if column.kind is Kind.TEXT]
+    if sum(texts) - excess < sum(min(n, _LEAST_TEXT) for n in texts):
+        return [None] * len(columns)
+    return [(widths[i] or None) if i in names else None for i in range(len(columns))]
 
 
 def _row(row: Row, width: int, column: int) -> Iterator[Text]:

@@ -27,6 +27,7 @@ __all__ = ["SideBySide", "read_runs"]
 
 _SHOWN = 20
 _WIDTH = 120
+_ABSENT = "-"
 
 
 def read_runs(paths: Sequence[Path]) -> "SideBySide":
@@ -100,15 +101,13 @@ class SideBySide(Shown):
 
     def __rich__(self) -> Screen:
         """Return what a terminal shows."""
+        moved = run_changes.moved(self.runs)
         sections = (
             _runs_table(self.runs),
             Section(title="from run to run", rows=tuple(_changes(self.runs))),
             self._edges("findings, error over the band", run_changes.found_anywhere(self.runs)),
-            self._edges(
-                "no finding, but the error over the band moved more than chance moves it",
-                run_changes.moved(self.runs),
-            ),
-            Section(rows=tuple(_limits(self.runs))),
+            self._edges("no finding, but the error over the band moved more than chance moves it", moved),
+            Section(rows=tuple(_limits(self.runs, moved))),
             self._differences(),
         )
         return Screen(headline=_headline(self.runs), style=STYLES[self.runs[-1].verdict], sections=sections)
@@ -134,9 +133,9 @@ class SideBySide(Shown):
     def _differences(self) -> Table:
         return Table(
             title="metadata that differ",
-            columns=(Column(name="name"), *(Column(name=run.name) for run in self.runs)),
+            columns=(Column(name="name", kind=Kind.NAME), *(Column(name=run.name) for run in self.runs)),
             rows=tuple(
-                (name, *("" if value is None else value for value in values))
+                (name, *(_ABSENT if value is None else value for value in values))
                 for name, values in run_changes.differences(self.runs).items()
             ),
         )
@@ -202,26 +201,34 @@ def _distribution(run: StoredRun) -> tuple[str, str]:
 
 def _changes(runs: Sequence[StoredRun]) -> Iterator[Row]:
     for before, after in pairwise(runs):
-        appeared, gone = run_changes.findings_changed(before, after)
         words = []
         if before.verdict is not after.verdict:
             words.append(f"{_words(after.verdict)}, was {_words(before.verdict)}")
-        for names, verb in ((appeared, "new"), (gone, "gone")):
+        for names, what in _findings_changed(before, after):
             if names:
                 shown = phrases.listing([str(name) for name in names], 3)
-                words.append(f"{phrases.count(len(names), 'finding')} {verb}: {shown}")
+                words.append(f"{phrases.count(len(names), 'finding')} {what}: {shown}")
         yield Row(label=f"{before.name} to {after.name}", text="; ".join(words) or "the same findings")
 
 
-def _limits(runs: Sequence[StoredRun]) -> Iterator[Row]:
+def _findings_changed(before: StoredRun, after: StoredRun) -> Iterator[tuple[list[EdgeName], str]]:
+    """Yield findings that one run alone has, and what to call them: apart where it alone judged the edge."""
+    appeared, gone = run_changes.findings_changed(before, after)
+    yield [name for name in appeared if run_changes.is_judged(before, name)], "new"
+    yield (
+        [name for name in appeared if not run_changes.is_judged(before, name)],
+        "where nothing was judged before",
+    )
+    yield [name for name in gone if run_changes.is_judged(after, name)], "gone"
+    yield [name for name in gone if not run_changes.is_judged(after, name)], "no longer judged"
+
+
+def _limits(runs: Sequence[StoredRun], moved: Sequence[EdgeName]) -> Iterator[Row]:
     """Yield what a reader must know of the edges that moved, and of those that did not."""
-    if len(runs) > 1:
+    if moved:
         yield Row(
-            text="chance moves an edge on at most "
-            f"{digits.percent(run_changes.ALPHA)} of pages of runs of the same arithmetic, if elements err "
-            "independently of each other; where they share an error, as those of a row that of its mean "
-            "square, on more. Not looked at: a gain that drifts within the band, and what stays below the "
-            "rounding of a stored result"
+            text="of results of the same arithmetic, whose elements err independently of each other, at most "
+            f"{digits.percent(run_changes.ALPHA)} show such an edge"
         )
     count = run_changes.uncounted(runs)
     if count:

@@ -17,7 +17,13 @@ __all__ = ["EdgeName", "RunEdge", "StoredRun", "read_run"]
 _RUN_VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.UNCHECKED]
 _MOST = 2**63
 _BROKEN = (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError)
-_WORST = (Verdict.DIVERGENT, Verdict.UNDECLARED_PRECISION, Verdict.ALIGNED, Verdict.UNCHECKED)
+_WORST = (
+    Verdict.DIVERGENT,
+    Verdict.UNDECLARED_PRECISION,
+    Verdict.INCONCLUSIVE,
+    Verdict.ALIGNED,
+    Verdict.UNCHECKED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

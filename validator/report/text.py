@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from validator import digits
-from validator.checks.findings import Check, Outcome, Unchecked, Unobservable, Verdict
+from validator.capturing.provenance import LOOKING_CHANGED
+from validator.checks.findings import Outcome, Unchecked, Unobservable, Verdict
 from validator.report import facts, finding_text, phrases
 from validator.report.screen import Row, Screen, Section, Table, plain_text
 
@@ -23,6 +24,7 @@ STYLES = {
 _REASONS = 3
 _NAMES = 3
 _NOTES = 5
+_NOTHING_ELSE = "that nothing else is wrong"
 
 
 def render(outcome: Outcome) -> Screen:
@@ -48,7 +50,7 @@ def headline(outcome: Outcome) -> str:
     subject = facts.subject(outcome)
     verdict = outcome.verdict.replace("_", " ")
     if outcome.verdict is Verdict.INCONCLUSIVE:
-        return f"{verdict}: nothing differs beyond rounding, but too little was checked to call it aligned"
+        return f"{verdict}: no findings, but {_why_no_proof(outcome)}"
     if subject is None:
         return f"{verdict}: {_explained(outcome)}"
     return f"{verdict}: first at {finding_text.place_of(subject)}"
@@ -59,8 +61,17 @@ def checked_section(outcome: Outcome) -> Section:
     return Section(rows=tuple(_summary(outcome)))
 
 
+def _why_no_proof(outcome: Outcome) -> str:
+    """Return in a few words why an absence of findings proves nothing."""
+    are_of_looking = [reason.startswith(LOOKING_CHANGED) for reason in outcome.why_inconclusive]
+    words = [LOOKING_CHANGED] if any(are_of_looking) else []
+    if not words or not all(are_of_looking):
+        words.append("too little was checked to call it aligned")
+    return ", and ".join(words)
+
+
 def _explained(outcome: Outcome) -> str:
-    edges = sum(n for check, n in facts.checked(outcome).items() if check is not Check.PARAMETER)
+    edges = len(facts.edges(outcome))
     layers, recipes, ranks = facts.layers(outcome), facts.recipes(outcome), facts.world_size(outcome)
     device = [
         facts.storage_format(outcome),
@@ -76,7 +87,10 @@ def _explained(outcome: Outcome) -> str:
 
 
 def _summary(outcome: Outcome) -> Iterator[Row]:
-    yield from _limited("why", outcome.why_inconclusive)
+    if outcome.findings:
+        yield from _limited("not shown", [f"{_NOTHING_ELSE}: {why}" for why in outcome.why_inconclusive])
+    else:
+        yield from _limited("why", outcome.why_inconclusive)
     counts = [f"{check} {n}" for check, n in facts.checked(outcome).items() if n]
     yield Row(label="checked", text=", ".join(counts) or "nothing")
     if outcome.unchecked:

@@ -64,3 +64,36 @@ def test_values_that_read_alike_once_put_in_a_row_differ(divergent: Outcome) -> 
         "hardware.cpu": ("a", "a", False),
         "hardware.gpu": ("-, H", "H", True),
     }
+
+
+def test_meshes_that_one_side_has_none_of_stand_where_they_are_told(divergent: Outcome) -> None:
+    def side(*meshes: dict[str, Any]) -> dict[str, Any]:
+        return {"parallelism": {"world_size": 1, "meshes": list(meshes)}, "recipe": "fused"}
+
+    def told(**run: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+        facts = facts_of(replace(divergent, run=run))
+        return [(f.name, f.reference, f.candidate, f.differs) for f in facts]
+
+    sharded = side({"axes": ["tp"], "shape": [2]})
+    same = [("parallelism.world_size", "1", "1", False), ("recipe", "fused", "fused", False)]
+    assert told(reference=side(), candidate=sharded) == [
+        same[0],
+        ("parallelism.meshes.axes", "-", "tp", True),
+        ("parallelism.meshes.shape", "-", "2", True),
+        same[1],
+    ]
+    assert told(reference=sharded, candidate=side())[1:3] == [
+        ("parallelism.meshes.axes", "tp", "-", True),
+        ("parallelism.meshes.shape", "2", "-", True),
+    ]
+    assert told(reference=side(), candidate=side()) == [
+        same[0],
+        ("parallelism.meshes", "-", "-", False),
+        same[1],
+    ]
+
+
+def test_a_value_beside_a_mapping_keeps_its_row(divergent: Outcome) -> None:
+    run = {"reference": {"source": "tiny"}, "candidate": {"source": {"path": "port.py"}}}
+    facts = {f.name: (f.reference, f.candidate, f.differs) for f in facts_of(replace(divergent, run=run))}
+    assert facts == {"source": ("tiny", "-", True), "source.path": ("-", "port.py", True)}

@@ -95,6 +95,31 @@ def test_the_verdict_is_the_first_heading(name: str, request: pytest.FixtureRequ
     assert heading.startswith(outcome.verdict.replace("_", " ") + ":")
 
 
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("inconclusive", "Why it is inconclusive"),
+        ("divergent", "Why an absence of findings would prove nothing"),
+        ("undeclared", "Why an absence of findings would prove nothing"),
+    ],
+)
+def test_reasons_are_called_what_they_are(name: str, title: str, request: pytest.FixtureRequest) -> None:
+    outcome = replace(request.getfixturevalue(name), why_inconclusive=("no check judged lm_head",))
+    page = to_html(outcome)
+    heading = re.search(r'<h2 id="why-title">(.*?)</h2>', page)
+    assert heading is not None
+    assert heading.group(1) == title
+    assert "<li>no check judged lm_head</li>" in page
+    assert "why-title" not in to_html(replace(outcome, why_inconclusive=()))
+
+
+def test_modules_of_the_tree_say_how_many_edges_they_have(divergent: Outcome) -> None:
+    page = to_html(divergent)
+    assert '<summary>(the model itself) <span class="badge divergent">divergent</span>' in page
+    assert '<span class="quiet">12 edges</span></summary>' in page
+    assert '<span class="quiet">1 edge</span></summary>' in page
+
+
 def test_every_finding_has_an_anchor_and_a_link_to_it(divergent: Outcome) -> None:
     document = Document(to_html(divergent))
     anchors = [a["id"] for a in document.all("article")]

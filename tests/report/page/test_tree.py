@@ -21,7 +21,9 @@ def test_the_tree_is_open_along_the_path_to_the_first_divergence(divergent: Outc
         "/model/layers/2/mlp",
         "/model/layers/2/mlp/down_proj",
     ]
-    assert tree.count == 12
+    assert (tree.count, tree.size) == (12, "12 edges")
+    down = tree.children["model"].children["layers"].children["0"].children["mlp"].children["down_proj"]
+    assert (down.children["weight"].count, down.children["weight"].size) == (1, "1 edge")
     assert tree.children["model"].verdict == "divergent"
     assert tree.children["model"].children["layers"].children["1"].verdict == "aligned"
 
