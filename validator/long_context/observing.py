@@ -25,7 +25,7 @@ from validator.long_context.shares import Share, modules_of
 from validator.numerics.formats import weights_dtype
 from validator.numerics.recipes import Recipe, recipe_named
 from validator.target import Target, load_target
-from validator.testing.settings import Settings
+from validator.testing.settings import NO_TARGET, Settings
 
 __all__ = ["LongRun", "Seen", "Sizes", "joined", "reference_sizes", "see", "with_logits"]
 
@@ -64,7 +64,7 @@ class LongRun:
             UsageError: they name no target.
         """
         if settings.target is None:
-            raise UsageError("no target is named: give --validator-target=FILE")
+            raise UsageError(NO_TARGET)
         return cls(
             source=settings.target,
             nproc=settings.nproc,
