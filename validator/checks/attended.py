@@ -37,6 +37,7 @@ def attended_by(code: Code, trace: Trace, view: View) -> Attended | None:
         earlier=_earlier(code.call, trace, site),
         weights_of=site.weights_of,
         past=lambda: _past(code.call, trace, view, site),
+        scale=lambda: site.scale(code.constants),
     )
 
 

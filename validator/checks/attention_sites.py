@@ -17,7 +17,7 @@ from torch import Tensor
 from validator.checks.operations import Operation, Value
 from validator.checks.operators import ATTENTION
 from validator.checks.products import PRODUCTS
-from validator.checks.roundings import Rounding
+from validator.checks.roundings import Constant, Rounding
 from validator.checks.tape import Diverted, Tape
 
 __all__ = [
@@ -95,6 +95,14 @@ class AttentionSite:
         if scores is None or scores.shape != self._scores.shape:
             return None
         return self.weights * torch.exp(scores - self._scores)
+
+    def scale(self, constants: Iterable[Constant]) -> float | None:
+        """Return the number that scores are multiplied by; None where no constant of the code is that.
+
+        Args:
+            constants: of the code.
+        """
+        return self._slots.scale(self.tape, self.keys, constants)
 
     def given_otherwise(self, changes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
         """Return the keys and values `[B, H, T, D]` of code that is given other tensors.
@@ -199,6 +207,9 @@ class _Slots:
     def scores(self, tape: Tape, keys: Tensor) -> Tensor | None:
         raise NotImplementedError
 
+    def scale(self, tape: Tape, keys: Tensor, constants: Iterable[Constant]) -> float | None:
+        raise NotImplementedError
+
     def operands(self, tape: Tape, replaced: Mapping[int, Tensor]) -> tuple[Tensor, Tensor] | None:
         raise NotImplementedError
 
@@ -262,6 +273,10 @@ class _Fused(_Slots):
             return scores
         added: Tensor = mask.where(mask > HIDDEN, 0.0)
         return scores + added
+
+    def scale(self, tape: Tape, keys: Tensor, constants: Iterable[Constant]) -> float | None:
+        named = self._named(tape, {})
+        return None if named is None else float(named["scale"])
 
     def operands(self, tape: Tape, replaced: Mapping[int, Tensor]) -> tuple[Tensor, Tensor] | None:
         named = self._named(tape, replaced)
@@ -345,6 +360,17 @@ class _Composed(_Slots):
         made = _played(tape, (self.unhidden,), {self.keys: operand})
         return None if made is None else made[self.unhidden].data64
 
+    def scale(self, tape: Tape, keys: Tensor, constants: Iterable[Constant]) -> float | None:
+        wanted = self.scores(tape, 2 * keys)
+        if wanted is None:
+            return None
+        for constant in constants:
+            made = _played(tape, (self.unhidden,), {}, Rounding.altering(constant, 2.0))
+            found = None if made is None else made[self.unhidden].data64
+            if found is not None and torch.allclose(found, wanted, rtol=1e-9, atol=0.0):
+                return constant.value
+        return None
+
     def operands(self, tape: Tape, replaced: Mapping[int, Tensor]) -> tuple[Tensor, Tensor] | None:
         made = _played(tape, (self.keys, self.values, self.unhidden), replaced)
         if made is None:
@@ -370,9 +396,11 @@ def _layouts(x: Tensor, like: Tensor) -> list[Tensor]:
     return [x, moved, torch.cat((-second, first), -1), pairs]
 
 
-def _played(tape: Tape, watched: Sequence[int], replaced: Mapping[int, Tensor]) -> Mapping[Any, Value] | None:
+def _played(
+    tape: Tape, watched: Sequence[int], replaced: Mapping[int, Tensor], rounding: Rounding | None = None
+) -> Mapping[Any, Value] | None:
     try:
-        made = tape.play(Rounding.none(), watched=frozenset(watched), replaced=replaced)
+        made = tape.play(rounding or Rounding.none(), watched=frozenset(watched), replaced=replaced)
     except (Diverted, RuntimeError):
         return None
     return made if all(slot in made for slot in watched) else None

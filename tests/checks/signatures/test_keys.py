@@ -41,16 +41,17 @@ def output(keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     return torch.softmax(scores(keys).where(seen, -torch.inf), -1) @ values
 
 
-def attended(seen: Tensor) -> Attended:
+def attended(seen: Tensor, earlier: Tensor | None = EARLIER) -> Attended:
     size = scores(KEYS).where(seen, -torch.inf).logsumexp(-1, keepdim=True)
     return Attended(
         weights=torch.exp(scores(KEYS) - size),
         seen=seen.expand(BATCH, HEADS, TOKENS, TOKENS),
         keys=KEYS,
         values=VALUES,
-        earlier=EARLIER,
+        earlier=earlier,
         weights_of=lambda keys: torch.exp(scores(keys) - size),
         past=lambda: PAST,
+        scale=lambda: CHANNELS**-0.5,
     )
 
 
@@ -60,9 +61,13 @@ def of_edge(x: Tensor) -> Tensor:
 
 def signature(made: Tensor, seen: Tensor) -> Signature | None:
     """Return the signature of a candidate that is `made` in its decode steps, and right in its prefill."""
-    right = output(KEYS, VALUES, seen)
-    exact = of_edge(right)
-    cand = round_nearest(of_edge(torch.where(DECODED, made, right)), FORMAT)
+    return of_all(torch.where(DECODED, made, output(KEYS, VALUES, seen)), seen)
+
+
+def of_all(made: Tensor, seen: Tensor, earlier: Tensor | None = EARLIER) -> Signature | None:
+    """Return the signature of a candidate that is `made`, in a run of several steps or of one."""
+    exact = of_edge(output(KEYS, VALUES, seen))
+    cand = round_nearest(of_edge(made), FORMAT)
     subject = Subject(
         exact=exact,
         cand=cand,
@@ -71,7 +76,7 @@ def signature(made: Tensor, seen: Tensor) -> Signature | None:
         judged=torch.ones_like(exact, dtype=torch.bool),
         dims=("batch", "token", "channel"),
     )
-    return keys_signature(subject, attended(seen))
+    return keys_signature(subject, attended(seen, earlier))
 
 
 def replaced(x: Tensor, by: Tensor, start: int, stop: int, sequences: slice = slice(None)) -> Tensor:
@@ -184,6 +189,49 @@ def test_a_block_with_a_scale_of_its_own_is_named(of_keys: float, of_values: flo
     assert found is not None
     assert found.kind == "cache_scale"
     assert (found.parameters["start"], found.parameters["stop"]) == (4, 8)
+
+
+FACTORS = (1.02, 1.05, 1.1, 1.414, 1.5, 0.5, 4.0, 0.25)
+STEPS = pytest.mark.parametrize("earlier", [None, EARLIER], ids=["a single step", "several steps"])
+
+
+@STEPS
+@pytest.mark.parametrize("factor", FACTORS)
+def test_another_scale_of_all_scores_is_that_of_the_attention_and_of_no_cache(
+    factor: float, earlier: Tensor | None
+) -> None:
+    found = of_all(output(KEYS * factor, VALUES, CAUSAL), CAUSAL, earlier)
+    assert found is not None
+    assert found.kind == "attention_scale"
+    assert found.parameters == {"factor": pytest.approx(factor, rel=0.005), "value": CHANNELS**-0.5}
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_another_scale_of_the_keys_of_earlier_steps_is_that_of_a_cache(factor: float) -> None:
+    found = signature(rescaled(factor, 1.0, EARLIER), CAUSAL)
+    assert found is not None
+    assert found.kind == "cache_scale"
+    assert found.parameters["factor_of_keys"] == pytest.approx(factor, rel=0.005)
+
+
+def test_a_block_of_a_single_step_has_a_scale_of_its_own_where_that_of_all_does_not_fit() -> None:
+    block = CAUSAL & (PLACES >= 4) & (PLACES < 8)
+    found = of_all(rescaled(1.25, 1.0, block), CAUSAL, None)
+    assert found is not None
+    assert (found.kind, found.parameters["start"], found.parameters["stop"]) == ("keys_scaled", 4, 8)
+
+
+def test_keys_of_one_sequence_at_another_scale_are_no_scale_of_the_attention() -> None:
+    made = output(
+        torch.where(torch.arange(BATCH)[:, None, None, None] == 1, 1.25, 1.0) * KEYS, VALUES, CAUSAL
+    )
+    found = of_all(made, CAUSAL, None)
+    assert found is not None
+    assert (found.kind, found.parameters["sequences"]) == ("keys_scaled", [1])
+
+
+def test_values_of_a_single_step_by_one_factor_are_left_to_the_search_for_a_factor_of_the_edge() -> None:
+    assert of_all(1.1 * output(KEYS, VALUES, CAUSAL), CAUSAL, None) is None
 
 
 @pytest.mark.parametrize(

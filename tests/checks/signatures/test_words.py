@@ -59,6 +59,29 @@ from validator.checks.signatures import signature_words
             "the keys and values of tokens 0:8 replaced by the front of the pool, "
             "where blocks of 4 tokens of all sequences lie in turn",
         ),
+        (
+            "attention_scale",
+            {"factor": 1.5, "value": 0.25},
+            "the scale of attention 0.375 in place of 0.25",
+        ),
+        ("attention_scale", {"factor": 1.5}, "the scores of attention multiplied by 1.5"),
+        (
+            "constant",
+            {"op": "scaled_dot_product_attention", "factor": 1.5, "value": 0.25, "within": "tokens 4:8"},
+            "the scale of attention 0.375 in place of 0.25 on tokens 4:8",
+        ),
+        ("constant", {"op": "mul", "factor": 1.5, "value": 0.25}, "mul with 0.375 in place of 0.25"),
+        (
+            "cache_scale",
+            {"start": 0, "stop": 8, "factor_of_keys": 1.5},
+            "a cache read at another scale: of tokens 0:8, keys by 1.5",
+        ),
+        (
+            "keys_scaled",
+            {"start": 0, "stop": 8, "factor_of_keys": 1.5, "factor_of_values": 1.25, "sequences": [1]},
+            "keys and values read at another scale: of tokens 0:8, keys by 1.5 and values by 1.25, "
+            "for sequence 1",
+        ),
         ("clamp", {"low": None, "high": 1.5}, "values above 1.5 cut off there"),
         ("clamp", {"low": 0.0, "high": None}, "values below 0 cut off there"),
         ("clamp", {"low": -1.0, "high": 1.5}, "values cut off below -1 and above 1.5"),

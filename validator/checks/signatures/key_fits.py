@@ -12,7 +12,7 @@ of heads), C = columns (keys, or distances to keys).
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Attended:
             run of a single step.
         weights_of: the weights that other keys would have, or None.
         past: keys and values at the same places in the call before, or None where there was none.
+        scale: the number that the code multiplies scores by, or None where that is not known.
     """
 
     weights: Tensor
@@ -66,6 +67,7 @@ class Attended:
     earlier: Tensor | None
     weights_of: Callable[[Tensor], Tensor | None]
     past: Callable[[], tuple[Tensor, Tensor] | None] = lambda: None
+    scale: Callable[[], float | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,12 @@ class EdgeOfHeads:
             active=active,
             keys=attended.values.shape[-2],
         )
+
+    def everywhere(self) -> "EdgeOfHeads":
+        """Return the edge with all its queries active whose channels are judged, those that are right too."""
+        shape = self.exact.transpose(1, 2).shape
+        known = self.subject.usable.expand(self.subject.exact.shape).reshape(shape).transpose(1, 2)
+        return replace(self, active=known.all(-1))
 
     def residual(self, corrected: Tensor, *, rough: float = ALMOST) -> float | None:
         """Hold the candidate to corrected values of the queries that are off.

@@ -8,7 +8,6 @@ Shape legend: B = sequences, H = query heads, S = queries, T = keys, D = channel
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from validator.checks.findings import Signature
 from validator.checks.signatures.key_fits import Attended, EdgeOfHeads, shares
+from validator.checks.signatures.key_scales import fit_scale
 from validator.checks.signatures.subject import Subject
 
 __all__ = ["keys_signature"]
@@ -32,17 +32,17 @@ SHIFTS = (0, 4, 8, 16, 32, 64, -4, -8, -16, -32, -64)
 BLOCKS = (4, 8, 16, 32, 64)
 """How many tokens a block of a pool is tried to hold."""
 
-STEPS = 12
-SLOPE = 1e-5
-CONVERGED = 1e-9
-"""Gauss-Newton steps of a scale at most, each up to a factor of e; how far a factor is moved for its slope; a
-step that takes away a smaller share of the error is the last."""
-
 TRIED = tuple(math.exp(sign * size) for size in (0.03, 0.06, 0.12, 0.25, 0.5) for sign in (1, -1))
 """Factors at which it is looked which keys are scaled: a share between 1/2 and 3/2 of one is near to it."""
 
 ROUGH = 0.05
 """Share of the squared error that a scale may leave where what is read was rounded besides."""
+
+_WHICH: tuple[dict[str, bool], ...] = (
+    {"of_keys": True},
+    {"of_values": True},
+    {"of_keys": True, "of_values": True},
+)
 
 
 def keys_signature(subject: Subject, attended: Attended) -> Signature | None:
@@ -61,8 +61,10 @@ def keys_signature(subject: Subject, attended: Attended) -> Signature | None:
         - `keys_of_another`: they, and the values, are those of another sequence (`of_sequence`), of the
           request before (`of_earlier_call`), of another place (`tokens` before), or of the front of a pool in
           which blocks of `of_pool` tokens of all sequences lie in turn.
-        - `cache_scale`: `keys` and `values` are multiplied by these factors, of tokens of earlier steps alone
-          where there are some.
+        - `attention_scale`: the scores of all queries are multiplied by `factor`; with the `value` of the
+          scale that the reference multiplies them by, where that is known.
+        - `cache_scale`: of tokens of earlier steps, `factor_of_keys` and `factor_of_values` multiply these.
+        - `keys_scaled`: the same in a run of a single step, of some tokens, sequences or heads, or of both.
 
         None where nothing holds.
     """
@@ -73,6 +75,7 @@ def keys_signature(subject: Subject, attended: Attended) -> Signature | None:
         _left_out(edge, attended)
         or _not_hidden(edge, attended)
         or _of_another(edge, attended)
+        or _attention_scale(edge, attended)
         or _scaled(edge, attended)
     )
 
@@ -190,98 +193,53 @@ def _pooled(x: Tensor, block: int) -> Tensor:
     return x[number % len(x), :, number // len(x) * block + place % block].transpose(0, 1)
 
 
+def _attention_scale(edge: EdgeOfHeads, attended: Attended) -> Signature | None:
+    """Fit one factor of all scores to all queries, those that are right included."""
+    edge = edge.everywhere()
+    fit = fit_scale(edge, attended, attended.seen, of_keys=True)
+    left = None if fit is None else edge.residual(fit.output)
+    if fit is None or left is None:
+        return None
+    if attended.earlier is not None:
+        # Keys that only later steps read at another scale leave the first one as it is.
+        region = attended.seen & attended.earlier
+        of_cache = [fit_scale(edge, attended, region, **which) for which in _WHICH]
+        if any(x is not None and edge.left(x.output) <= edge.left(fit.output) for x in of_cache):
+            return None
+    value = attended.scale()
+    parameters = {"factor": fit.parameters["factor_of_keys"]} | ({} if value is None else {"value": value})
+    return Signature(kind="attention_scale", parameters=parameters, residual_ulp=left)
+
+
 def _scaled(edge: EdgeOfHeads, attended: Attended) -> Signature | None:
     """Fit factors of the keys and values of earlier steps, of all, or of those that it shows on."""
+    is_single = attended.earlier is None
     region = attended.seen if attended.earlier is None else attended.seen & attended.earlier
-    fits = [
-        _fit_scale(edge, attended, region, *which) for which in ((True, False), (False, True), (True, True))
-    ]
+    kind = "keys_scaled" if is_single else "cache_scale"
+    fits = [fit_scale(edge, attended, region, **which) for which in _WHICH]
     whole = [fit for fit in fits if fit is not None]
     for fit in whole:
         left = edge.residual(fit.output, rough=0)
         if left is not None:
-            return _signature("cache_scale", edge, region, left, fit.parameters)
+            # All values of a step by one factor are all that attention makes by that factor.
+            is_factor = is_single and "factor_of_keys" not in fit.parameters
+            return None if is_factor else _signature(kind, edge, region, left, fit.parameters)
     for factor in TRIED:
         for of_keys, of_values in ((factor, 1.0), (1.0, factor)):
             keys, values = attended.keys * of_keys, attended.values * of_values
             some = _read_instead(edge, attended, keys, values, region)
             if some is None:
                 continue
-            of_some = _fit_scale(edge, attended, some, of_keys != 1, of_values != 1)
+            of_some = fit_scale(edge, attended, some, of_keys=of_keys != 1, of_values=of_values != 1)
             left = None if of_some is None else edge.residual(of_some.output, rough=0)
             if of_some is not None and left is not None:
-                return _signature("cache_scale", edge, some, left, of_some.parameters)
+                return _signature(kind, edge, some, left, of_some.parameters)
     # What is read was rounded besides, to 8 bits say. A second factor must be worth it.
     best = min(whole, key=lambda fit: edge.left(fit.output) * len(fit.parameters) ** 2, default=None)
     left = None if best is None else edge.residual(best.output, rough=ROUGH)
     if best is None or left is None:
         return None
-    return _signature("cache_scale", edge, region, left, best.parameters)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
-    """Factors that were fitted, by what they multiply, and `[B, H, S, D]` what attention makes with them."""
-
-    parameters: dict[str, Any]
-    output: Tensor
-
-
-def _fit_scale(
-    edge: EdgeOfHeads, attended: Attended, region: Tensor, of_keys: bool, of_values: bool
-) -> _Scale | None:
-    """Fit factors to the queries that are off, by Gauss-Newton steps in their logarithms."""
-    chosen = edge.active[..., None].expand(edge.cand.shape)
-    scale = 1 / edge.allowed[chosen]
-    wanted = edge.cand[chosen] * scale
-    free = [i for i, is_free in enumerate((of_keys, of_values)) if is_free]
-    units = torch.eye(2, dtype=torch.float64)
-    logs = torch.zeros(2, dtype=torch.float64)
-
-    def made(at: Tensor) -> Tensor | None:
-        return _scaled_output(attended, region, *(math.exp(float(x)) for x in at))
-
-    output = made(logs)
-    if output is None:
-        return None
-    error = float((wanted - output[chosen] * scale).square().sum())
-    for _ in range(STEPS):
-        slopes = [moved for i in free if (moved := made(logs + SLOPE * units[i])) is not None]
-        if len(slopes) < len(free):
-            return None
-        matrix = torch.stack([(x - output)[chosen] * scale / SLOPE for x in slopes], -1)
-        right = (wanted - output[chosen] * scale)[:, None]
-        step = torch.linalg.lstsq(matrix, right).solution[:, 0].nan_to_num(nan=0.0).clamp(-1.0, 1.0)
-        is_better = False
-        for shorter in range(5):
-            tried = logs.clone()
-            tried[free] += step / 4**shorter
-            at = made(tried)
-            left = math.inf if at is None else float((wanted - at[chosen] * scale).square().sum())
-            if at is not None and left < error:
-                is_better = left < (1 - CONVERGED) * error
-                logs, output, error = tried, at, left
-                break
-        if not is_better:
-            break
-    names = ("factor_of_keys", "factor_of_values")
-    return _Scale(parameters={names[i]: math.exp(float(logs[i])) for i in free}, output=output)
-
-
-def _scaled_output(attended: Attended, region: Tensor, of_keys: float, of_values: float) -> Tensor | None:
-    """Return `[B, H, S, D]` what attention makes where some keys and values are multiplied by factors."""
-    weights = attended.weights
-    if of_keys != 1.0:
-        changed = attended.weights_of(attended.keys * of_keys)
-        if changed is None:
-            return None
-        weights = changed
-    inside = weights.where(region, 0.0)
-    before = attended.weights.where(attended.seen, 0.0)
-    outside = before.where(~region, 0.0)
-    total = 1 + (inside - before.where(region, 0.0)).sum(-1, keepdim=True)
-    made: Tensor = (outside @ attended.values + inside @ (attended.values * of_values)) / total
-    return made if bool(made.isfinite().all()) else None
+    return _signature(kind, edge, region, left, best.parameters)
 
 
 def _parts(edge: EdgeOfHeads, attended: Attended, weights: Tensor, b: Tensor, h: Tensor, s: Tensor) -> Tensor:

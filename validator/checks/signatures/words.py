@@ -19,8 +19,12 @@ def signature_words(signature: Signature) -> str:
             return "the bias left out"
         case "missing_reduction" | "double_reduction" | "mixed_reduction":
             return _reduction(signature)
+        case "constant" if p["op"] == "scaled_dot_product_attention":
+            return f"{_attention_scale(p)}{within}"
         case "constant":
             return f"{p['op']} with {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}{within}"
+        case "attention_scale":
+            return _attention_scale(p)
         case "sign":
             return f"the sign flipped{within}"
         case "factor":
@@ -55,7 +59,7 @@ def signature_words(signature: Signature) -> str:
             return f"rounding toward zero (a gain of {p['gain']:.2g})"
         case "shifted":
             return _shifted(p)
-        case "keys_left_out" | "keys_not_hidden" | "keys_of_another" | "cache_scale":
+        case "keys_left_out" | "keys_not_hidden" | "keys_of_another" | "keys_scaled" | "cache_scale":
             return _keys(signature)
         case "rank":
             return f"a fault of rank {p['rank']} alone"
@@ -73,6 +77,12 @@ def signature_words(signature: Signature) -> str:
 
 
 _SPECIAL = {"nan": "NaN", "inf": "infinity", "nan and inf": "NaN and infinity"}
+
+
+def _attention_scale(p: Any) -> str:
+    if "value" not in p:
+        return f"the scores of attention multiplied by {p['factor']:.6g}"
+    return f"the scale of attention {p['value'] * p['factor']:.6g} in place of {p['value']:.6g}"
 
 
 def _reduction(signature: Signature) -> str:
@@ -146,7 +156,8 @@ def _keys(signature: Signature) -> str:
                 for name in ("keys", "values")
                 if f"factor_of_{name}" in p
             ]
-            what = f"a cache read at another scale: of {tokens}, {' and '.join(factors)}"
+            read = "a cache" if signature.kind == "cache_scale" else "keys and values"
+            what = f"{read} read at another scale: of {tokens}, {' and '.join(factors)}"
     some = f", for sequence{'s' if len(p['sequences']) > 1 else ''} " if "sequences" in p else ""
     return what + some + (", ".join(map(str, p["sequences"])) if some else "")
 
