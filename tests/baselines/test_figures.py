@@ -11,6 +11,7 @@ from validator.baselines.figures import FigureVerdict, judge_figures, read_figur
 from validator.baselines.recording import record_figures
 from validator.checks.findings import Verdict
 from validator.errors import CaptureError, UsageError
+from validator.report.screen import plain_text
 from validator.testing.records import Figure
 
 RUN = {"hardware": [{"cpu": "one", "devices": []}], "software": {"torch": "2.12.0"}}
@@ -54,12 +55,51 @@ def test_another_unit_is_a_change() -> None:
     assert one(figure(3.0, unit="ms"), figure(3.0, unit="s")) is FigureVerdict.CHANGED
 
 
-@pytest.mark.parametrize("unit", ["s", "ms", "tokens/s", "MiB", "B/token"])
+MACHINE = (
+    *("s", "ms", "sec", "secs", "second", "seconds", "minutes", "hours", "tokens/s", "tokens/sec", "tok / s"),
+    *("tokens per second", "tokens/minute", "MiB", "TB", "TiB", "byte", "B/token", "GB/s"),
+    *("FLOPS", "TFLOPS", "GFLOPS", "Hz", "MHz"),
+)
+
+
+@pytest.mark.parametrize("unit", MACHINE)
 def test_speed_and_memory_of_another_machine_are_refused(unit: str) -> None:
     assert one(figure(1.0, unit=unit), figure(1.0, unit=unit), another_machine=True) is (
         FigureVerdict.REFUSED
     )
     assert one(figure(1.0, unit=unit), figure(9.0, unit=unit)) is FigureVerdict.MEASURED
+
+
+@pytest.mark.parametrize("unit", ["", "nat", "bits", "tokens", "nat/token", "steps", "%", "FLOP", "Bananas"])
+def test_other_figures_are_of_no_machine(unit: str) -> None:
+    then, now = (figure(value, unit=unit, error=0.1) for value in (1.0, 9.0))
+    assert one(then, then, another_machine=True) is FigureVerdict.SAME
+    assert one(then, now, another_machine=True) is FigureVerdict.CHANGED
+
+
+def ratio(then: tuple[float, ...], now: tuple[float, ...]) -> str:
+    pair = (figure(1.0, unit="s", samples=samples) for samples in (then, now))
+    (judged,) = judge_figures({"f": next(pair)}, {"f": next(pair)}, another_machine=False)
+    return judged.why
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 12), (2, 40), (5, 5), (6, 6), (5, 8), (1, 1000)])
+def test_so_few_measurements_that_no_difference_would_show_are_too_few(before: int, after: int) -> None:
+    then, now = (tuple(start + 0.01 * n for n in range(count)) for start, count in ((1, before), (99, after)))
+    assert ratio(then, now).endswith("too few measurements to tell from chance")
+
+
+@pytest.mark.parametrize(("before", "after"), [(7, 7), (6, 8), (5, 12), (30, 30)])
+@pytest.mark.parametrize("digits", [3, 0], ids=["apart", "ties"])
+def test_measurements_that_are_enough_tell_two_sets_apart_that_have_none_in_common(
+    before: int, after: int, digits: int
+) -> None:
+    then, now = (
+        tuple(round(start + 0.01 * n, digits) for n in range(count))
+        for start, count in ((1, before), (99, after))
+    )
+    assert "not by chance" in ratio(then, now)
+    assert "chance explains it" in ratio(then, then[::-1] + (then[0],) * (after - before))
 
 
 def test_measurements_that_part_not_by_chance_are_told() -> None:
@@ -136,7 +176,33 @@ def test_figures_of_suites_that_did_not_pass_are_no_baseline(tmp_path: Path, ver
     assert not (tmp_path / "kept").exists()
     passed = written(tmp_path / "b.json", {"kl": {"value": 0.5}}, verdict="passed")
     record_figures("scores", passed, folder=tmp_path / "kept")
-    assert check_figures("scores", path, folder=tmp_path / "kept").notes
+    assert check_figures("scores", passed, folder=tmp_path / "kept").verdict is Verdict.ALIGNED
+
+
+@pytest.mark.parametrize(
+    ("ended", "verdict", "headline"),
+    [
+        ("failed", Verdict.DIVERGENT, "not what scores was: {} ended failed"),
+        ("could_not_run", Verdict.INCONCLUSIVE, "inconclusive against scores: {} ended could not run"),
+        ("inconclusive", Verdict.INCONCLUSIVE, "inconclusive against scores: {} ended inconclusive"),
+    ],
+)
+def test_the_same_figures_of_suites_that_did_not_pass_are_not_what_the_baseline_was(
+    tmp_path: Path, ended: str, verdict: Verdict, headline: str
+) -> None:
+    kl = {"kl": {"value": 0.5, "error": 0.1}}
+    record_figures("scores", written(tmp_path / "a.json", kl, verdict="passed"), folder=tmp_path)
+    found = check_figures("scores", written(tmp_path / "b.json", kl, verdict=ended), folder=tmp_path)
+    assert found.verdict is verdict
+    assert found.summary == headline.format("the suites that measured these figures")
+    assert found.to_json()["suites"] == ended
+    assert "suites" in plain_text(found)
+
+
+def test_an_ending_that_no_suite_has_is_no_file_of_figures(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", {"kl": {"value": 0.5}}, verdict="splendid")
+    with pytest.raises(CaptureError, match="'splendid' is not a valid Ending"):
+        read_figures(path)
 
 
 def test_settings_are_conditions_of_figures(tmp_path: Path) -> None:

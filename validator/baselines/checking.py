@@ -104,7 +104,7 @@ def check_run(
 
 
 def check_figures(name: str, figures: Path, *, folder: Path) -> BaselineCheck:
-    """Hold the figures of a suite to a baseline.
+    """Hold the figures of a suite to a baseline. A suite that failed is not what the baseline was.
 
     Args:
         name: of the baseline.
@@ -129,8 +129,7 @@ def check_figures(name: str, figures: Path, *, folder: Path) -> BaselineCheck:
             f"the figures of {name!r} are of speed and memory, and of another machine ({machine}): record a "
             "baseline on this one"
         )
-    ended = () if found.verdict in (None, "passed") else (f"the suites of {figures} ended {found.verdict}",)
-    return BaselineCheck(baseline=baseline, differences=otherwise, figures=judged, notes=ended)
+    return BaselineCheck(baseline=baseline, differences=otherwise, figures=judged, suites=found.verdict)
 
 
 def _as_recorded(options: RunOptions, ref: Capture, baseline: Baseline) -> RunOptions:

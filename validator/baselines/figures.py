@@ -1,6 +1,7 @@
 """Hold the figures of a suite to those that were recorded."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,17 +11,38 @@ from typing import Any
 from validator.baselines.records import figure_from, parsed, run_from
 from validator.errors import CaptureError
 from validator.numerics.bands import normal_lambda
-from validator.testing.records import Figure
+from validator.testing.records import Ending, Figure
 
 __all__ = ["FigureVerdict", "Judged", "Measured", "is_of_the_machine", "judge_figures", "read_figures"]
 
-_FEWEST_SAMPLES = 5
 _ALPHA = 1e-3
+_EXACT = 400
+"""Up to so many pairs of measurements the exact test is made, which ties within a set leave as it is."""
+
 # Those of a run of suites that its figures depend on.
 _SETTINGS = ("target", "nproc", "device", "dtype", "tp", "recipe", "card_counts", "samples", "long")
-_TIMES = ("s", "ms", "us", "ns", "min", "h")
-_SIZES = ("B", "kB", "KB", "MB", "GB", "KiB", "MiB", "GiB", "bytes")
-_MACHINE_UNITS = (*_TIMES, *_SIZES)
+_WORDS = ("second", "millisecond", "microsecond", "nanosecond", "minute", "hour", "byte")
+_TIMES = (
+    "s",
+    "ms",
+    "us",
+    "\u00b5s",
+    "\u03bcs",
+    "ns",
+    "sec",
+    "secs",
+    "msec",
+    "usec",
+    "nsec",
+    "min",
+    "mins",
+    "h",
+    "hr",
+    "hrs",
+)
+_SIZES = ("B", "kB", "KB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB", "PiB")
+_RATES = tuple(f"{prefix}{unit}" for unit in ("FLOPS", "Hz") for prefix in ("", *"kKMGTPE"))
+_MACHINE_UNITS = frozenset((*_TIMES, *_SIZES, *_RATES, *_WORDS, *(f"{word}s" for word in _WORDS)))
 
 
 class FigureVerdict(StrEnum):
@@ -48,7 +70,7 @@ class Measured:
 
     figures: Mapping[str, Figure]
     run: Mapping[str, Any]
-    verdict: str | None = None
+    verdict: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +116,7 @@ def read_figures(path: Path) -> Measured:
         kept = {name: settings[name] for name in _SETTINGS if name in settings}
         run = run_from({**run, **({"settings": kept} if kept else {})})
         verdict = document.get("verdict")
+        ended = None if verdict is None else Ending(verdict)
     except OSError as error:
         raise CaptureError(
             f"{path} can't be read: {error.strerror}; name the file of a suite's figures"
@@ -105,12 +128,12 @@ def read_figures(path: Path) -> Measured:
         ) from error
     if not figures:
         raise CaptureError(f"{path} holds no figure, so there is nothing to keep or to compare")
-    return Measured(figures=figures, run=run, verdict=None if verdict is None else str(verdict))
+    return Measured(figures=figures, run=run, verdict=ended)
 
 
 def is_of_the_machine(figure: Figure) -> bool:
-    """Say whether a figure is one of speed or memory: its unit has a time or bytes in it."""
-    return any(part.strip() in _MACHINE_UNITS for part in figure.unit.split("/"))
+    """Say whether a figure is one of speed or memory: its unit has a time, bytes or a rate in it."""
+    return any(part.strip() in _MACHINE_UNITS for part in re.split(r"/|\bper\b", figure.unit))
 
 
 def judge_figures(
@@ -184,9 +207,12 @@ def _ratio(then: Figure, now: Figure) -> str:
     if isinstance(then.value, str) or isinstance(now.value, str) or not then.value:
         return f"{then.value}, now {now.value}"
     ratio = f"{now.value / then.value:.3g} of what it was"
-    if min(len(then.samples), len(now.samples)) < _FEWEST_SAMPLES:
+    before, after = len(then.samples), len(now.samples)
+    # Two sets of which one is beyond all of the other come of chance so often.
+    if 2 / math.comb(before + after, before) > _ALPHA:
         return f"{ratio}; too few measurements to tell from chance"
     from scipy.stats import mannwhitneyu
 
-    p = float(mannwhitneyu(then.samples, now.samples).pvalue)
+    method = "exact" if before * after <= _EXACT else "asymptotic"
+    p = float(mannwhitneyu(then.samples, now.samples, method=method).pvalue)
     return f"{ratio}; {'chance explains it' if p > _ALPHA else 'not by chance'} (Mann-Whitney p {p:.2g})"

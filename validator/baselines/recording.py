@@ -26,7 +26,7 @@ from validator.numerics.recipes import recipe_named
 from validator.report.pairs import ComparisonResult
 from validator.target import Target, load_target
 from validator.target_capture import capture_target, require_runs
-from validator.testing.records import Figure
+from validator.testing.records import Ending, Figure
 
 __all__ = ["RUNS", "RunOptions", "record_figures", "record_run"]
 
@@ -163,10 +163,10 @@ def record_figures(
             is of did not pass.
     """
     found = read_figures(figures)
-    if found.verdict not in (None, "passed"):
+    if found.verdict not in (None, Ending.PASSED):
         raise UsageError(
-            f"the suites of {figures} ended {found.verdict!r}, and only figures of a port that passed are a "
-            "baseline: mend what failed (`validator run`), then record"
+            f"the suites of {figures} ended {str(found.verdict)!r}, and only figures of a port that passed "
+            "are a baseline: mend what failed (`validator run`), then record"
         )
     path = baseline_folder(name, folder)
     former = _former(name, folder, path, update)

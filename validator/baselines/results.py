@@ -18,6 +18,7 @@ from validator.report import phrases
 from validator.report.json_report import plain
 from validator.report.pairs import ComparisonResult
 from validator.report.result import EXIT_CODES, Result
+from validator.testing.records import Ending
 
 __all__ = ["BaselineCheck", "Changed", "Changes", "Recorded"]
 
@@ -46,6 +47,7 @@ class BaselineCheck:
         bits: with the stored candidate; None where none is stored, or it ran on another number of ranks.
         figures: each, then and now.
         demands_bits: whether a bit that differs from the stored candidate's is a divergence.
+        suites: how the suites ended whose figures these are; None where that is not known.
         notes: what a reader must know.
     """
 
@@ -56,6 +58,7 @@ class BaselineCheck:
     bits: Bits | None = None
     figures: tuple[Judged, ...] = ()
     demands_bits: bool = False
+    suites: Ending | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -68,7 +71,8 @@ class BaselineCheck:
         """Of the whole."""
         kinds = {judged.verdict for judged in self.figures}
         of_run = Verdict.ALIGNED if self.comparison is None else self.comparison.verdict
-        if of_run is Verdict.DIVERGENT or kinds & set(_DIVERGENT) or (self.demands_bits and self.differing):
+        has_failed = of_run is Verdict.DIVERGENT or self.suites is Ending.FAILED
+        if has_failed or kinds & set(_DIVERGENT) or (self.demands_bits and self.differing):
             return Verdict.DIVERGENT
         by_edge = Verdict.ALIGNED if self.edges is None else self.edges.verdict
         if by_edge in (Verdict.DIVERGENT, Verdict.UNDECLARED_PRECISION):
@@ -94,6 +98,8 @@ class BaselineCheck:
         first = self.first
         if first is not None:
             return f"not what {self.baseline.name} was: {first.summary}"
+        if self.suites is Ending.FAILED:
+            return f"not what {self.baseline.name} was: {_suites_ended(self.suites)}"
         changed = [judged for judged in self.figures if judged.verdict in _DIVERGENT]
         if changed:
             return f"not what {self.baseline.name} was: {changed[0].name}: {changed[0].why}"
@@ -136,6 +142,7 @@ class BaselineCheck:
                     }
                     for judged in self.figures
                 ],
+                "suites": self.suites,
                 "notes": self.notes,
             }
         )
@@ -185,6 +192,8 @@ class BaselineCheck:
         yield from _limited(
             "figure", [f"{j.name} {_value(j.then)} -> {_value(j.now)}: {j.why}" for j in told]
         )
+        if self.suites not in (None, Ending.PASSED):
+            yield "suites", _suites_ended(self.suites)
         yield from (("note", note) for note in self.notes)
 
     def _but_for(self) -> str:
@@ -200,6 +209,8 @@ class BaselineCheck:
             yield from self.comparison.comparison.why_inconclusive
         if self.edges is not None:
             yield from self.edges.outcome.why_inconclusive
+        if self.suites not in (None, Ending.PASSED):
+            yield _suites_ended(self.suites)
         yield from (f"{judged.name}: {judged.why}" for judged in self.figures if judged.verdict in _OPEN)
         if self.figures and not any(judged.verdict in _JUDGED for judged in self.figures):
             yield "its figures are of speed and memory: measured, not judged"
@@ -309,6 +320,10 @@ class Recorded:
             yield from (("undecided", why) for why in self.comparison.comparison.why_inconclusive)
         if self.changes is not None:
             yield from self.changes.rows()
+
+
+def _suites_ended(ending: Ending) -> str:
+    return f"the suites that measured these figures ended {ending.words}"
 
 
 def _limited(label: str, texts: list[str]) -> Iterator[tuple[str, str]]:
