@@ -39,7 +39,9 @@ def day0(
 ) -> None:
     """Ask all that must hold of a port: weights, layers, texts, determinism, long contexts, then speed.
 
-    Stops at the first stage that does not pass and says what to do; run again, it goes on from there.
+    Stops at the first stage that does not pass and says what to do; run again, it goes on from there. It
+    begins anew where the target, modules that it imports from its folder, settings, variables of the
+    environment, the machine or versions are others; after a change of other files, give --restart.
     What is not given here is that of [tool.validator] in pyproject.toml.
 
     Exit codes: 0 all passed, 1 a stage failed, 2 one could not run, 3 one is left undecided.

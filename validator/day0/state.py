@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from validator.bisecting.identity import content_of, versions
@@ -15,6 +17,34 @@ from validator.testing.settings import Settings
 __all__ = ["State"]
 
 _FILE = "day0.json"
+
+_OF_A_SHELL = ("_", "PWD", "OLDPWD", "SHLVL", "PS1", "PROMPT_COMMAND", "COLUMNS", "LINES", "TMPDIR")
+_OF_A_TERMINAL = (
+    "TERM*",
+    "COLORTERM",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "TMUX*",
+    "STY",
+    "WINDOWID",
+    "VTE_*",
+    "VSCODE_*",
+)
+_OF_A_SESSION = ("SSH_*", "*DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "SESSION_MANAGER", "KRB5CCNAME")
+_OF_A_JOB = (
+    "SLURM*",
+    "PBS_*",
+    "LSB_*",
+    "CI_*",
+    "GITHUB_*",
+    "RUNNER_*",
+    "BUILD_*",
+    "PYTEST_*",
+    "INVOCATION_ID",
+)
+_OF_A_PROCESS = ("*JOB_ID", "*_PID", "*_SOCK", "*_LOCK", "JOURNAL_STREAM")
+_VOLATILE = (*_OF_A_SHELL, *_OF_A_TERMINAL, *_OF_A_SESSION, *_OF_A_JOB, *_OF_A_PROCESS)
+"""Globs of variables that differ between runs of the same thing."""
 
 
 class State:
@@ -79,8 +109,8 @@ def _key(settings: Settings) -> str:
     """Return a hash of what an answer depends on.
 
     That is the target with the modules of its folder and of this one that it imports (files of a checkpoint:
-    sizes and times, and what is in small ones), the settings, the files that they name, the machine, and
-    versions of software. Other data that a target reads is not looked at.
+    sizes and times, and what is in small ones), the settings, the files that they name, the environment's
+    variables, the machine, and versions of software. Other data that a target reads is not looked at.
     """
     run = describe_process(world_size=settings.nproc)
     said = {
@@ -88,10 +118,20 @@ def _key(settings: Settings) -> str:
         "settings": asdict(settings),
         "files": sorted(_stamps(settings)),
         "versions": versions(),
+        "environment": _environment(),
         "run": {name: run[name] for name in ("hardware", "software", "determinism")},
     }
     text = json.dumps(said, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables that a target may read, but for those that differ in each run."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not any(fnmatchcase(name, glob) for glob in _VOLATILE)
+    }
 
 
 def _content(source: Path) -> dict[str, str]:
