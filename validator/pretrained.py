@@ -60,8 +60,8 @@ def load(folder: Path, **options: Any) -> nn.Module:
     """Load a checkpoint's model with `from_pretrained`, from the folder alone.
 
     Raises:
-        TargetError: the checkpoint lacks a weight of the model, or holds it in another shape: transformers
-            would draw it at random.
+        TargetError: the checkpoint lacks a parameter of the model, or holds a tensor in another shape, for
+            which transformers would take numbers of its own, most often random ones.
     """
     with without_loading_bars():
         model: nn.Module
@@ -73,11 +73,13 @@ def load(folder: Path, **options: Any) -> nn.Module:
             ignore_mismatched_sizes=True,
             **options,
         )
-    missing, wrong = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
+    # Buffers that are not there begin as the model's code makes them, which is the same each time.
+    made = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    missing, wrong = sorted(set(info["missing_keys"]) - made), sorted(info["mismatched_keys"])
     if missing:
         raise TargetError(
-            f"the checkpoint {folder} lacks {_some(missing)}, which transformers would draw at random: save "
-            f"all weights of {type(model).__name__}, or name another class in config.json"
+            f"the checkpoint {folder} lacks {_some(missing)}, which transformers would make up: save all "
+            f"weights of {type(model).__name__}, or name another class in config.json"
         )
     if wrong:
         shapes = [f"{name} as {list(held)}, not {list(wanted)}" for name, held, wanted in wrong]

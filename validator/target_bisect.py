@@ -104,12 +104,12 @@ def bisect_target(
         folder = Path(scratch) if keep is None else keep
         reference = target.reference()
         if module is not None and module not in dict(reference.named_modules()):
-            called = [
+            modules = [
                 name
                 for name, found in reference.named_modules()
                 if not isinstance(found, ModuleList | ModuleDict)
             ]
-            raise UsageError(_no_module(module, called))
+            raise UsageError(_no_module(module, modules))
         run = SideRun(
             source=source,
             side="candidate",
@@ -167,5 +167,5 @@ def _no_module(module: str, names: Iterable[str]) -> str:
     known = [name for name in names if name]
     more = f" and {len(known) - 4} more" if len(known) > 4 else ""
     return (
-        f"--module {module!r} is no module that the reference called; those are {', '.join(known[:4])}{more}"
+        f"--module {module!r} is no module that the reference called; it has {', '.join(known[:4])}{more}"
     )

@@ -8,7 +8,11 @@ from validator.quantised.formats import dequantised, half_steps, obstacle
 
 GRIDS = [
     ((2, 2), (128, 128), (64, 64)),
-    ((2, 1), (96, 64), (64, 64)),
+    ((4, 2), (112, 64), (32, 32)),
+    ((2, 56), (192, 7168), (128, 128)),
+    ((2, 1), (28672, 4096), (14336, 4096)),
+    ((3, 1), (9216, 3072), (3072, 3072)),
+    ((5, 1), (576, 64), (128, 128)),
     ((5, 56), (576, 7168), (128, 128)),
     ((96, 1), (96, 64), (1, 64)),
     ((2, 1), (192, 4096), (96, 4096)),
@@ -30,7 +34,15 @@ def test_what_is_no_grid_of_blocks_has_no_block_size(scale: tuple[int, ...]) -> 
     assert "no layout that is known of fp8" in obstacle("fp8", {"codes": (96, 64), "scale": scale})
 
 
-@pytest.mark.parametrize("shape", [(96, 64), (160, 64), (64, 72), (3, 72, 200)])
+@pytest.mark.parametrize(("scale", "codes"), [((2, 1), (192, 64)), ((2, 1), (96, 64)), ((1, 2), (64, 96))])
+def test_scales_of_parts_or_of_short_blocks_are_not_guessed(
+    scale: tuple[int, int], codes: tuple[int, int]
+) -> None:
+    assert block_size(scale, codes) is None
+    assert obstacle("fp8", {"codes": codes, "scale": scale})
+
+
+@pytest.mark.parametrize("shape", [(96, 136), (160, 64), (128, 72), (3, 72, 200)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)
 def test_each_code_is_multiplied_by_the_scale_of_its_block(
     shape: tuple[int, ...], dtype: torch.dtype

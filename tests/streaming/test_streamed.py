@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import validator
+from tests.families import FAMILIES
 from validator.content import find_model
 from validator.errors import TargetError, UsageError
 from validator.faults import parse
@@ -163,9 +164,22 @@ def test_weights_that_the_checkpoint_lacks_are_refused_by_name(
     lost = sorted([*lost, "model.layers.0.input_layernorm.weight"])
     rewritten(folder, **dict.fromkeys(lost))
     with pytest.raises(
-        TargetError, match=rf"lacks {', '.join(lost[:4])} and 1 more, which .* at random: save"
+        TargetError, match=rf"lacks {', '.join(lost[:4])} and 1 more, which transformers would make up: save"
     ):
         loader(folder)
+
+
+@pytest.mark.parametrize("loader", [load, streamed])
+def test_a_buffer_that_the_checkpoint_lacks_begins_as_its_code_makes_it(
+    tmp_path: Path, loader: Callable[[Path], nn.Module]
+) -> None:
+    made = transformers.AutoModelForCausalLM.from_config(FAMILIES["deepseek-v3"].config(False))
+    made.save_pretrained(tmp_path)
+    lost = [name for name in load_file(tmp_path / FILE) if name.endswith("e_score_correction_bias")]
+    assert lost
+    rewritten(tmp_path, **dict.fromkeys(lost))
+    buffers = dict(loader(tmp_path).named_buffers())
+    assert all(torch.equal(buffers[name], torch.zeros_like(buffers[name])) for name in lost)
 
 
 @pytest.mark.parametrize("loader", [load, streamed])

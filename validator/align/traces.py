@@ -231,9 +231,13 @@ class LeftOut:
 
     modules: tuple[str, ...] = ()
     options: str = ""
+    _members: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_members", frozenset(self.modules))
 
     def __contains__(self, module: object) -> bool:
-        return module in self.modules
+        return module in self._members
 
     def told(self) -> str:
         """Say in words how many they are and what left them out."""

@@ -29,12 +29,30 @@ _OF_A_TERMINAL = (
     "WINDOWID",
     "VTE_*",
     "VSCODE_*",
+    "ALACRITTY_*",
+    "GNOME_TERMINAL_*",
+    "ITERM_*",
+    "KITTY_*",
+    "KONSOLE_*",
+    "WEZTERM_*",
+    "WT_*",
 )
-_OF_A_SESSION = ("SSH_*", "*DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "SESSION_MANAGER", "KRB5CCNAME")
+_OF_A_SESSION = (
+    "SSH_*",
+    "*DISPLAY",
+    "XAUTHORITY",
+    "XDG_*",
+    "DBUS_*",
+    "DIRENV_*",
+    "*_SESSION_*",
+    "SESSION_MANAGER",
+    "KRB5CCNAME",
+)
 _OF_A_JOB = (
     "SLURM*",
     "PBS_*",
     "LSB_*",
+    "ACTIONS_*",
     "CI_*",
     "GITHUB_*",
     "RUNNER_*",

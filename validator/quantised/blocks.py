@@ -8,7 +8,9 @@ from math import gcd
 
 from torch import Tensor
 
-__all__ = ["block_size", "is_grid", "scales_of_equal_blocks"]
+__all__ = ["block_size", "is_ambiguous", "is_grid", "scales_of_equal_blocks"]
+
+_SIDES = (16, 32, 64, 128, 256)
 
 
 def block_size(scale: Sequence[int], codes: Sequence[int]) -> tuple[int, int] | None:
@@ -18,19 +20,41 @@ def block_size(scale: Sequence[int], codes: Sequence[int]) -> tuple[int, int] | 
         scale: `[*, n, k]`.
         codes: `[*, N, K]`.
 
-    Square blocks of a power of 2, as kernels have them, go before all others: 2 scales of 96 rows may be
-    those of 64 and of 32 rows. What is no such grid has blocks of equal size.
+    Blocks are square, with a power of 2 that kernels have, or all of one size. What can be read as both, with
+    different scales, is None too, which `is_ambiguous` tells.
     """
     if len(scale) != len(codes) or len(codes) < 2 or tuple(scale[:-2]) != tuple(codes[:-2]):
         return None
-    if not all((*scale, *codes)):
+    if not all((*scale, *codes)) or is_ambiguous(scale, codes):
         return None
-    equal = [-(-size // count) for size, count in zip(codes[-2:], scale[-2:], strict=True)]
-    side = 1 << (max(equal) - 1).bit_length()
-    if is_grid(scale, codes, (side, side)):
-        return side, side
-    whole = all(not size % count for size, count in zip(codes[-2:], scale[-2:], strict=True))
-    return (equal[0], equal[1]) if whole else None
+    square, equal = _square(scale, codes), _equal(scale, codes)
+    return square if equal is None or (square is not None and min(scale[-2:]) > 1) else equal
+
+
+def is_ambiguous(scale: Sequence[int], codes: Sequence[int]) -> bool:
+    """Tell whether a row or a column of scales can be read in two ways that give codes different scales.
+
+    2 scales of 192 rows may be those of two weights that were put together, or of 128 and of 64 rows. With
+    several rows and several columns of scales they are those of kernels' blocks.
+    """
+    if len(scale) != len(codes) or len(codes) < 2 or not all((*scale, *codes)) or min(scale[-2:]) > 1:
+        return False
+    square, equal = _square(scale, codes), _equal(scale, codes)
+    if square is None or equal is None:
+        return False
+    ways = zip(square, equal, scale[-2:], strict=True)
+    return any(count > 1 and side != other for side, other, count in ways)
+
+
+def _square(scale: Sequence[int], codes: Sequence[int]) -> tuple[int, int] | None:
+    return next(((side, side) for side in _SIDES if is_grid(scale, codes, (side, side))), None)
+
+
+def _equal(scale: Sequence[int], codes: Sequence[int]) -> tuple[int, int] | None:
+    pairs = tuple(zip(codes[-2:], scale[-2:], strict=True))
+    if any(size % count for size, count in pairs):
+        return None
+    return codes[-2] // scale[-2], codes[-1] // scale[-1]
 
 
 def is_grid(scale: Sequence[int], codes: Sequence[int], block: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor
 from validator.errors import UsageError
 from validator.numerics.formats import FORMATS, format_of
 from validator.numerics.ulp import ulp
-from validator.quantised.blocks import block_size, scales_of_equal_blocks
+from validator.quantised.blocks import block_size, is_ambiguous, scales_of_equal_blocks
 from validator.quantised.packing import BITS, WORD_BITS
 
 __all__ = [
@@ -113,6 +113,11 @@ def obstacle(kind: str, shapes: Mapping[str, Sequence[int]], names: Mapping[str,
         fits = len(codes) == 2 and _fits(scale, (codes[0], _columns(codes, shapes["shape"])))
         fits = fits and bool(_bits(codes, shapes["shape"]))
     else:
+        if kind == "fp8" and is_ambiguous(scale, codes):
+            return (
+                f"a scale of {list(scale)} for codes of {list(codes)} may be that of parts of one size, or "
+                "of square blocks of which the last is shorter"
+            )
         fits = _fits(scale, codes) or (kind == "fp8" and block_size(scale, codes) is not None)
         fits = fits and (kind == "fp8" or shapes.get("zero_point", scale) == scale)
     if not fits:

@@ -16,7 +16,7 @@ from torch import Tensor
 from validator.capturing.digest import checksum, row_hashes
 from validator.capturing.formats_hdf5 import element_bytes
 from validator.errors import CaptureError
-from validator.quantised.blocks import block_size
+from validator.quantised.blocks import block_size, is_ambiguous
 from validator.quantised.formats import quantised_weights
 
 __all__ = ["PartRows", "coded_rows", "differing_coded_rows", "is_coded", "rows_of", "unknown_rows"]
@@ -66,9 +66,12 @@ def coded_rows(kind: str, parts: Mapping[str, PartRows]) -> tuple[str, ...] | No
 
 def _shared_rows(kind: str, codes: PartRows, other: PartRows) -> int:
     """Return how many rows of codes have a row of scales in common, or 0 where that is not known."""
-    block = block_size(other.shape, codes.shape) if kind == "fp8" and len(codes.shape) == 2 else None
-    if block is not None:
-        return block[0]
+    if kind == "fp8" and len(codes.shape) == 2:
+        if is_ambiguous(other.shape, codes.shape):
+            return 0
+        block = block_size(other.shape, codes.shape)
+        if block is not None:
+            return block[0]
     count = len(other.hashes)
     return len(codes.hashes) // count if count and not len(codes.hashes) % count else 0
 
