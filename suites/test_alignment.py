@@ -136,9 +136,9 @@ def test_prompts_with_a_worse_score_are_computed_right(validation: Validation) -
         validation.not_applicable("no samples are named: --samples, in pytest --validator-samples")
     samples = read_files(files)
     worse = ranked(samples)
+    validation.figure("prompts", len(samples))
     validation.figure("prompts with a worse score", len(worse))
-    if not worse:
-        validation.not_applicable(f"none of {len(samples)} prompts scored worse than with the reference")
+    validation.require(bool(samples), "the files of samples hold no prompt")
     undecided = []
     for sample in worse[:SAMPLES]:
         trail = trace_sample(validation.source, sample, **validation.settings.options)

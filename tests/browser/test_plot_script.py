@@ -131,6 +131,28 @@ def test_what_changed_while_it_was_hidden_for_less_than_a_frame_is_drawn(page: A
     wait_for(page, [("1", ["first"]), ("1", ["next"])])
 
 
+def test_a_plot_that_is_hidden_waits_and_asks_for_nothing_meanwhile(page: Any) -> None:
+    page.evaluate(
+        """() => {
+          window.sizes = 0;
+          window.ResizeObserver = class extends ResizeObserver {
+            constructor(told) {
+              super(() => { window.sizes += 1; told(); });
+            }
+          };
+        }"""
+    )
+    plot(page)
+    wait_for(page, [("1", ["first"])])
+    frame_passes(page)
+    page.evaluate("() => { sizes = 0; last.hidden = true; set(['next']); }")
+    for _ in range(5):
+        frame_passes(page)
+    assert 1 <= page.evaluate("sizes") <= 2
+    page.evaluate("() => { last.hidden = false; }")
+    wait_for(page, [("1", ["first"]), ("1", ["next"])])
+
+
 def test_a_plot_that_is_hidden_at_first_is_drawn_when_it_is_seen(page: Any) -> None:
     plot(page, is_hidden=True)
     frame_passes(page)

@@ -278,12 +278,14 @@ def test_a_prompt_that_scored_worse_by_chance_passes_and_is_inconclusive_without
     assert "inconclusive: line 1: score 0, and the reference's is 1. No token was judged" in text_of(result)
 
 
-def test_prompts_none_of_which_scored_worse_are_no_evidence(pytester: pytest.Pytester, suite: Path) -> None:
+def test_prompts_none_of_which_scored_worse_are_a_comparison_that_passes(
+    pytester: pytest.Pytester, suite: Path
+) -> None:
     samples = pytester.path / "scores.jsonl"
     samples.write_text('{"prompt": "def f(", "reference": 1.0, "candidate": 1.0}\n', encoding="utf-8")
-    result = run(pytester, suite, "-k", "prompts", "-rs", "--validator-samples", str(samples))
-    result.assert_outcomes(skipped=1, deselected=10)
-    assert "none of 1 prompts scored worse than with the reference" in text_of(result)
+    result = run(pytester, suite, "-k", "prompts", "--validator-samples", str(samples))
+    result.assert_outcomes(passed=1, deselected=10)
+    assert "prompts 1, prompts with a worse score 0" in text_of(result)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("name", "text", "is_installed"),
     [
-        ("pyproject.toml", '[project]\nname = "x"\n', True),
+        ("pyproject.toml", '[project]\nname = "x"\n', False),
         ("pyproject.toml", '[build-system]\nrequires = ["x"]\n', True),
         ("setup.py", "", True),
         ("pyproject.toml", "[tool.ruff]\n", False),
@@ -30,7 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
     ids=["project", "build-system", "setup", "tools", "none"],
 )
-def test_the_job_installs_the_repositorys_own_package_where_there_is_one(
+def test_the_job_installs_the_repositorys_own_package_where_it_says_how_it_is_built(
     tmp_path: Path, name: str, text: str, is_installed: bool
 ) -> None:
     (tmp_path / name).write_text(text)

@@ -202,10 +202,32 @@ def test_a_known_fault_is_an_expected_failure_and_the_sentence_names_it(here: Pa
     )
 
 
+PASSES_UNEXPECTEDLY = """
+
+@pytest.mark.xfail(strict=True, reason="issue 12")
+def test_the_mask(validation):
+    validation.require(True, "it holds")
+"""
+
+
+def test_a_known_fault_that_is_mended_asks_for_its_marker_to_be_taken_away(here: Path) -> None:
+    (here / "test_a.py").write_text(KNOWN + PASSES_UNEXPECTEDLY)
+    summary = run("test_a.py")
+    why = "it passed, though it is marked as an expected failure: take the marker away"
+    mask = summary.answers[-1]
+    assert (mask.ending, mask.message) == (Ending.COULD_NOT_RUN, why)
+    assert summary.exit_code == 2
+    assert summary.sentence == f"No answer: the mask: {why}."
+
+
 @pytest.mark.parametrize(
     ("test", "reason"),
     [
-        ("def test_a():\n    assert True\n", "the suite test_a.py compared nothing"),
+        (
+            "def test_a():\n    assert True\n",
+            "the suite test_a.py compared nothing that validator knows of: its tests that passed call none "
+            "of check(), baseline(), assert_aligned() or require() of `validation`.",
+        ),
         ("def test_a(validation):\n    validation.figure('x', float('nan'))\n", "a: it passed, but compared"),
     ],
     ids=["plain", "figure"],

@@ -9,6 +9,7 @@ from validator.errors import ComparisonError, UsageError
 from validator.testing.tensors import difference_text
 
 BF16 = torch.bfloat16
+RAGGED = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged)
 
 
 def difference(ref: Tensor, cand: Tensor, max_ulp: float = 0.5) -> str | None:
@@ -74,9 +75,10 @@ def test_of_integers_every_bit_counts() -> None:
         (torch.ones(0), torch.ones(0), "there is nothing to compare"),
         (torch.ones(2), torch.arange(2), "ref is float32 and cand int64"),
         (torch.ones(2), torch.ones(2, device="meta"), "cand is on the meta device and holds no values"),
-        (torch.ones(2).to_sparse(), torch.ones(2), "ref is sparse"),
+        (torch.ones(2).to_sparse(), torch.ones(2), "ref is not dense"),
+        (torch.ones(2, 3), RAGGED, "cand is not dense"),
     ],
-    ids=["shape", "empty", "kind", "meta", "sparse"],
+    ids=["shape", "empty", "kind", "meta", "sparse", "nested"],
 )
 def test_what_can_not_be_compared_is_refused(ref: Tensor, cand: Tensor, message: str) -> None:
     with pytest.raises(ComparisonError, match=message):

@@ -27,7 +27,6 @@ more than ALPHA. A move is no fault: another order of summation, or another band
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from validator.checks.findings import Verdict
+from validator.checks.findings import Check, Verdict
 from validator.report.orders import merged
 from validator.report.stored_runs import EdgeName, RunEdge, StoredRun
 
@@ -48,8 +47,8 @@ __all__ = [
     "errors",
     "findings_changed",
     "found_anywhere",
-    "is_judged",
     "moved",
+    "split_judged",
     "uncounted",
 ]
 
@@ -74,16 +73,21 @@ def found_anywhere(runs: Sequence[StoredRun]) -> tuple[EdgeName, ...]:
     return tuple(name for name in edges_of(runs) if name in found)
 
 
-def is_judged(run: StoredRun, name: EdgeName) -> bool:
-    """Tell whether a run says anything of an edge, in any call: a finding of decode steps has its step's.
+def split_judged(run: StoredRun, names: Sequence[EdgeName]) -> tuple[list[EdgeName], list[EdgeName]]:
+    """Return the edges that a run says anything of, and the others, each in the order of `names`.
 
-    A result older than the list of edges tells of findings alone: it is taken to have judged all the others.
+    What it says in any call counts where it has no such call: a finding of decode steps has its step's. A
+    result older than the list of edges tells of findings alone: it is taken to have judged all the others.
     """
     if "edges" not in run.document:
-        return True
-    edge = run.edges.get(name)
-    calls = [e for other, e in run.edges.items() if replace(other, call=name.call) == name]
-    return any(found.verdict is not Verdict.UNCHECKED for found in (calls if edge is None else [edge]))
+        return list(names), []
+    judged = [name for name, edge in run.edges.items() if edge.verdict is not Verdict.UNCHECKED]
+    exact, in_any_call = set(judged), {_without_call(name) for name in judged}
+    split: tuple[list[EdgeName], list[EdgeName]] = ([], [])
+    for name in names:
+        is_judged = name in exact if name in run.edges else _without_call(name) in in_any_call
+        split[not is_judged].append(name)
+    return split
 
 
 def findings_changed(before: StoredRun, after: StoredRun) -> tuple[list[EdgeName], list[EdgeName]]:
@@ -172,6 +176,10 @@ def _known(runs: Sequence[StoredRun]) -> dict[EdgeName, list[float]]:
     names = dict.fromkeys(name for run in runs for name in run.edges if name not in found)
     known = {name: [error for error in errors(runs, name) if error is not None] for name in names}
     return {name: values for name, values in known.items() if len(values) > 1 and any(values)}
+
+
+def _without_call(name: EdgeName) -> tuple[str, Check, str | None, str]:
+    return name.module, name.check, name.into, name.path
 
 
 def _judged(runs: Sequence[StoredRun], name: EdgeName) -> list[RunEdge]:

@@ -214,13 +214,12 @@ def _changes(runs: Sequence[StoredRun]) -> Iterator[Row]:
 def _findings_changed(before: StoredRun, after: StoredRun) -> Iterator[tuple[list[EdgeName], str]]:
     """Yield findings that one run alone has, and what to call them: apart where it alone judged the edge."""
     appeared, gone = run_changes.findings_changed(before, after)
-    yield [name for name in appeared if run_changes.is_judged(before, name)], "new"
-    yield (
-        [name for name in appeared if not run_changes.is_judged(before, name)],
-        "where nothing was judged before",
-    )
-    yield [name for name in gone if run_changes.is_judged(after, name)], "gone"
-    yield [name for name in gone if not run_changes.is_judged(after, name)], "no longer judged"
+    new, first_judged = run_changes.split_judged(before, appeared)
+    yield new, "new"
+    yield first_judged, "where nothing was judged before"
+    mended, unjudged = run_changes.split_judged(after, gone)
+    yield mended, "gone"
+    yield unjudged, "no longer judged"
 
 
 def _limits(runs: Sequence[StoredRun], moved: Sequence[EdgeName]) -> Iterator[Row]:

@@ -73,6 +73,17 @@ class Suite:
         """Whether none of its tests looked at the port."""
         return not any(answer.says_something for answer in self.answers)
 
+    @property
+    def why_empty(self) -> str:
+        """Why it says nothing of the port, where it `compared_nothing`."""
+        said = f"the suite {self.name} compared nothing"
+        if all(answer.ending is not Ending.PASSED for answer in self.answers):
+            return said
+        return (
+            f"{said} that validator knows of: its tests that passed call none of check(), baseline(), "
+            "assert_aligned() or require() of `validation`"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -113,7 +124,7 @@ class Summary:
     def why_no_answer(self) -> tuple[str, ...]:
         """Why the suites can't say that the port holds, whatever the other tests said."""
         broken = [f"{a.asked.rstrip('.')}: {a.message}" for a in self._ended(Ending.COULD_NOT_RUN)]
-        empty = [f"the suite {s.name} compared nothing" for s in self.suites if s.compared_nothing]
+        empty = [suite.why_empty for suite in self.suites if suite.compared_nothing]
         others = [answer for answer in self.answers if answer.ending is not Ending.EXPECTED_FAILURE]
         if not empty and not any(answer.says_something for answer in others):
             empty = ["nothing was compared but what was expected to fail"]

@@ -21,7 +21,7 @@ def read_arguments(
     Args:
         method: of the fixture, for messages.
         made_for: a function, or a record, whose keyword-only arguments are the options.
-        given: by name; None is the function's own default.
+        given: by name; None says nothing, and is left out.
         besides: arguments of `made_for` that are no options.
 
     Raises:
@@ -35,9 +35,7 @@ def read_arguments(
             near = difflib.get_close_matches(name, names, n=1)
             hint = f" Do you mean {near[0]}?" if near else ""
             raise UsageError(f"{method}() has no option {name!r}.{hint} There are {', '.join(names)}")
-        if value is None:
-            read[name] = parameters[name].default
-        else:
+        if value is not None:
             reader = _READERS.get(name, _as_it_is)
             read[name] = reader(f"{name} of {method}()", value, Path.cwd())
     return read

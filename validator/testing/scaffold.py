@@ -146,10 +146,10 @@ def _config(path: Path) -> tuple[str | None, str]:
 
 
 def _job(folder: Path) -> str:
-    """Return the job of the CI, which installs the repository's own package where there is one."""
+    """Return the job of the CI, which installs the repository's own package where it says how it is built."""
     config = folder / _CONFIG
     tables = tomllib.loads(config.read_bytes().decode()) if config.exists() else {}
-    is_package = not tables.keys().isdisjoint(("project", "build-system")) or (folder / "setup.py").exists()
+    is_package = "build-system" in tables or (folder / "setup.py").exists()
     text = _template(_JOB)
     return text.replace(f"# {_INSTALL}", _INSTALL) if is_package else text
 

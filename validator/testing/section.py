@@ -16,6 +16,8 @@ from validator.testing.records import Ending, Failure, Figure, Record, figure_te
 __all__ = ["attach", "ending_of", "message_of", "record_of", "require_compared", "section_lines"]
 
 _KEY = "validator_record"
+_PASSED_STRICTLY = "[XPASS(strict)]"
+"""What pytest's word on a test begins with that passed, though its marker says that it fails."""
 _NOTHING_COMPARED = (
     "it passed, but compared nothing: call check(), baseline(), assert_aligned() or require() of "
     "`validation`; a figure alone judges nothing"
@@ -67,6 +69,8 @@ def message_of(report: Any) -> str:
         return ""
     if report.skipped and isinstance(report.longrepr, tuple | list):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
+    if failure is None and _passed_unexpectedly(report):
+        return "it passed, though it is marked as an expected failure: take the marker away"
     message = _what_broke(report) if failure is None else str(failure["message"])
     reason = str(report.wasxfail).removeprefix("reason: ") if _was_expected(report) else ""
     return message if reason in message else f"{reason}: {message}"
@@ -81,7 +85,8 @@ def ending_of(report: Any) -> Ending:
     failure = (record_of(report) or {}).get("failure")
     if failure is not None:
         return Ending(failure["ending"])
-    return Ending.FAILED if report.when == "call" else Ending.COULD_NOT_RUN
+    is_verdict = report.when == "call" and not _passed_unexpectedly(report)
+    return Ending.FAILED if is_verdict else Ending.COULD_NOT_RUN
 
 
 def section_lines(reports: list[Any]) -> list[str]:
@@ -112,6 +117,11 @@ def _ended(report: Any) -> str:
 def _was_expected(report: Any) -> bool:
     """Return whether a test failed as its marker `xfail` says it does."""
     return bool(report.skipped) and hasattr(report, "wasxfail")
+
+
+def _passed_unexpectedly(report: Any) -> bool:
+    """Return whether a test is failed only because it passed: its marker `xfail` is strict."""
+    return isinstance(report.longrepr, str) and report.longrepr.startswith(_PASSED_STRICTLY)
 
 
 def _what_broke(report: Any) -> str:

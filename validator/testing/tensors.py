@@ -30,24 +30,24 @@ def difference_text(*, ref: Tensor, cand: Tensor, max_ulp: float) -> str | None:
         reference that rounds to it.
 
     Raises:
-        ComparisonError: shapes or kinds differ, there is no element to compare, or one is sparse or holds no
-            values.
+        ComparisonError: shapes or kinds differ, there is no element to compare, or one is not dense or holds
+            no values.
         UsageError: `max_ulp` is no finite number, or under 0.5, which no format can keep.
     """
     if not isinstance(max_ulp, int | float) or isinstance(max_ulp, bool) or max_ulp == math.inf:
         raise UsageError(f"max_ulp is {max_ulp!r}; it must be a finite number, 0.5 or more")
     if not max_ulp >= 0.5:
         raise UsageError(f"max_ulp is {max_ulp!r}; rounding alone makes 0.5")
+    for name, tensor in (("ref", ref), ("cand", cand)):
+        if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
+            what = "is on the meta device and holds no values" if tensor.is_meta else "is not dense"
+            raise ComparisonError(f"{name} {what}: give a dense tensor with values")
     if ref.shape != cand.shape:
         raise ComparisonError(f"ref has the shape {list(ref.shape)} and cand {list(cand.shape)}")
     if not ref.numel():
         raise ComparisonError(f"ref and cand have the shape {list(ref.shape)}: there is nothing to compare")
     if ref.is_floating_point() != cand.is_floating_point() or ref.is_complex() or cand.is_complex():
         raise ComparisonError(f"ref is {_dtype(ref)} and cand {_dtype(cand)}: they can't be compared")
-    for name, tensor in (("ref", ref), ("cand", cand)):
-        if tensor.is_meta or tensor.layout is not torch.strided:
-            what = "is on the meta device and holds no values" if tensor.is_meta else "is sparse"
-            raise ComparisonError(f"{name} {what}: give a dense tensor with values")
     ref, cand = ref.detach().cpu(), cand.detach().cpu()
     if not cand.is_floating_point():
         outside = ref != cand

@@ -193,7 +193,7 @@ def kl_figure(outcome: Outcome) -> Figure | None:
 
 
 def _without(found: TokenErrors) -> str:
-    return f"without {phrases.count(len(found.left_out), 'edge')} that have no dim of {found.size} tokens"
+    return f"without {phrases.count(len(found.left_out), 'edge')} of another number of tokens, or of none"
 
 
 def _floor(outcome: Outcome) -> float | None:

@@ -95,8 +95,9 @@ const render = async ({ model, el }) => {
 
   // What changes while it is hidden is drawn when it is seen again.
   const resized = new ResizeObserver(() => {
+    if (!place.clientWidth) return; // to observe anew from here would never end: it is told without a size too
     if (drawn !== model.get("figure")) draw();
-    else if (place.clientWidth) Plotly.Plots.resize(place);
+    else Plotly.Plots.resize(place);
   });
   resized.observe(place);
   model.on("change:figure", draw);
