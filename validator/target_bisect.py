@@ -166,6 +166,4 @@ def _no_module(module: str, names: Iterable[str]) -> str:
         return f"--module {module!r}: a search is of one module and what is in it; name it without a pattern"
     known = [name for name in names if name]
     more = f" and {len(known) - 4} more" if len(known) > 4 else ""
-    return (
-        f"--module {module!r} is no module that the reference called; it has {', '.join(known[:4])}{more}"
-    )
+    return f"--module {module!r} is no module that the reference called; it has {', '.join(known[:4])}{more}"
