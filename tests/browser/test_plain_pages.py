@@ -100,6 +100,7 @@ def test_runs_side_by_side_are_a_page_with_their_plot(
     (found,) = document["findings"]
     assert row[1:] == [ratio(found["max_over_band"][0]), f"{ratio(found['max_over_band'][1])} divergent"]
     opened.page.locator("details.values summary").click()
+    opened.page.locator("details.values table").wait_for()  # made by an event that comes after the click
     values = opened.page.locator("details.values tbody tr")
     assert values.count() == 11
     assert opened.page.locator("details.values thead th").all_inner_texts()[1:] == ["healthy", SHOWN]
