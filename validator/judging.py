@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from validator.align.builder import build_trace
+from validator.align.builder import build_trace, require_calls
 from validator.align.steps import NotOnePrefillError
 from validator.align.traces import StepTokens
 from validator.capturing.provenance import manifest_metadata, manifest_notes, proof_reasons, software_of
@@ -118,11 +118,7 @@ def judged(
             selection=cand.manifest.selection,
         )
         trace = replace(trace, steps=steps, requantised=None if recipe is None else recipe.requantised)
-        if not trace.calls:
-            raise MismatchError(
-                f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
-                "the other; were both run on the same inputs, in the same way?"
-            )
+        require_calls(trace, cand.path)
         with nullcontext() if values is None else ValuesWriter(values) as store:
             observer = None
             if profiles or store is not None:

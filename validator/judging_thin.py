@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from validator.align.builder import build_trace
+from validator.align.builder import build_trace, require_calls
 from validator.align.traces import Trace
 from validator.capturing.levels import Level
 from validator.capturing.manifest import Manifest
@@ -32,7 +32,7 @@ from validator.checks.views import merge_views
 from validator.comparing.comparison import judge_trace
 from validator.comparing.findings import open_questions, passed_over, thin_notes, thin_reasons
 from validator.comparing.records import Pair
-from validator.errors import CaptureError, MismatchError
+from validator.errors import CaptureError
 from validator.numerics.recipes import EAGER, Recipe
 from validator.prefilling import has_steps
 
@@ -168,11 +168,7 @@ def outcome_of_thin(
         expands_batch=False,
         selection=cand.manifest.selection,
     )
-    if not trace.calls:
-        raise MismatchError(
-            f"{cand.path} and the reference share modules, but no call of one lines up with a call of "
-            "the other; were both run on the same inputs, in the same way?"
-        )
+    require_calls(trace, cand.path)
     trace = with_own_scales(reference, trace)
     parameters = [check_parameters(reference=reference, trace=trace, view=view) for view in trace.views]
     found = merge_views([one[1] for one in parameters], trace.views, ())

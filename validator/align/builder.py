@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from validator.align.calls import MatchedCall, enclosing, match_calls
@@ -32,7 +33,7 @@ from validator.sharding.inference import Habits
 from validator.sharding.layout import Layout, resolve_layouts
 from validator.sharding.meshes import declared_mesh, recorded_mesh
 
-__all__ = ["build_trace"]
+__all__ = ["build_trace", "require_calls"]
 
 _ALL = Selection()
 
@@ -282,6 +283,23 @@ class _CallJoiner:
         chosen = choices(call.inputs, call.outputs, *inside)
         of_call = partial(dims_of, batch=sizes.batch, tokens=sizes.tokens, experts=experts, choices=chosen)
         return lambda shape, path: of_call(shape, path=path)
+
+
+def require_calls(trace: Trace, path: Path) -> None:
+    """Refuse a trace in which no call of one side has a partner: it would be judged by nothing.
+
+    Args:
+        trace: of `build_trace`.
+        path: of the candidate's capture, for the message.
+
+    Raises:
+        MismatchError: it holds no call.
+    """
+    if not trace.calls:
+        raise MismatchError(
+            f"{path} and the reference share modules, but no call of one lines up with a call of "
+            "the other; were both run on the same inputs, in the same way?"
+        )
 
 
 def _lacks_inputs(inputs: JoinedSide, theirs: Mapping[str, Any]) -> bool:

@@ -35,6 +35,11 @@ class _Bin:
     width: float | None
     count: int
 
+    @property
+    def height(self) -> float:
+        """Elements per ulp; of a bin without a width, elements."""
+        return self.count / (self.width or 1.0)
+
 
 def ulp_histogram(counts: Sequence[int]) -> Figure:
     """Show the elements per ulp, which bins of any width have alike where errors are spread alike.
@@ -48,13 +53,12 @@ def ulp_histogram(counts: Sequence[int]) -> Figure:
     bins = _bins(counts)
     bars = [one for one in bins if one.width is not None]
     points = [one for one in bins if one.width is None]
-    heights = [one.count / (one.width or 1.0) for one in bins]
     traces: list[dict[str, object]] = [
         {
             "type": "bar",
             "showlegend": False,  # the axis says what they are
             **_said(bars),
-            "y": rounded(one.count / (one.width or 1.0) for one in bars),
+            "y": rounded(one.height for one in bars),
             "textposition": "none",
             "marker": {"color": BLUE, "line": {"width": 0}},
         },
@@ -72,7 +76,7 @@ def ulp_histogram(counts: Sequence[int]) -> Figure:
         "layout": {
             "title": {"text": "signed error"},
             "xaxis": _ulp_axis(bins),
-            "yaxis": _height_axis(heights),
+            "yaxis": _height_axis(one.height for one in bins),
             "bargap": 0,
             "showlegend": any(one.count for one in points),
             "legend": {**LEGEND, "x": 1, "xanchor": "right"},
